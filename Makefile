@@ -1,0 +1,38 @@
+# make demo   a real adaptation on this machine, from nothing (virtual environment included)
+# make test   set-up, lint, types and every test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint unit setup wheel clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## virtual environment with pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: setup ## adapt an encoder to a library's documentation and print the table
+	$(BIN)/mixfluence demo
+
+test: setup lint ## lint, types and all tests
+	$(BIN)/python -m pytest
+
+unit: setup ## the quick tests only (under a minute)
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel: setup ## build the wheel and the source archive into dist/
+	$(BIN)/python -m build
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Choose, while training, which dataset the next batch comes from."""

@@ -1,0 +1,228 @@
+"""Turns records (lists and objects, whatever file they come from) into rows.
+
+Without a column map the shape of a record decides what its texts mean:
+
+- `["anchor", "positive", "negative", ...]`, with or without negatives;
+- `{"set": [...]}` or `{"texts": [...]}`, texts that all mean the same: each is paired with the next,
+  so that n texts give n - 1 rows;
+- `{"query", "pos", "neg"}` with one or many positives, perhaps with `pos_scores` and `neg_scores`;
+- `{"context", "response"}`;
+- any other object by position, as sentence-transformers does: the first column is the anchor, the second
+  the positive, the others are negatives, and columns named like labels or scores are ignored.
+
+A positive column that holds lists gives one row per element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from datasets import Dataset
+
+from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, kind
+from mixfluence.data.rows import ROWS_PER_BATCH, Row
+from mixfluence.errors import DataError
+
+ColumnMap = Mapping[str, str | list[str]]
+
+SET_COLUMNS = ("set", "texts")
+LABEL_COLUMNS = frozenset({"label", "labels", "score", "scores"})
+LARGEST_SCORE = 3.4e38  # rows keep scores as 32-bit floats
+
+
+class Roles(NamedTuple):
+    """Which columns of an object mean what.
+
+    `scores` is one column for all passages, positives first, or one for positives and one for negatives.
+    """
+
+    anchor: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+
+    def columns(self) -> list[str]:
+        """Return every column that has a role."""
+        return [self.anchor, self.positive, *self.negatives, *self.scores]
+
+
+class RecordReader:
+    """Makes the rows of one dataset and remembers what it left out.
+
+    Args:
+        source: The dataset, as messages call it.
+        columns: Role -> column, for `anchor`, `positive`, `negatives` (one list-valued column or several)
+            and `scores` (one number per passage, positives first). None goes by the shape of the records.
+    """
+
+    def __init__(self, source: str, columns: ColumnMap | None) -> None:
+        self._source = source
+        self._mapped = None if columns is None else _mapped_roles(columns)
+        self._positional: Roles | None = None
+        self._ignored: set[str] = set()
+        self._empty_rows = Dropped(source, "rows without text for the anchor or the positive")
+        self._empty_negatives = Dropped(source, "negatives without text")
+
+    def rows(self, records: Iterable[tuple[str, Any]]) -> Iterator[Row]:
+        """Yield the rows of one file, given its records, each after the place where it was found."""
+        self._positional = None
+        for where, record in records:
+            for row in self._record_rows(record, where):
+                self._empty_rows.total += 1
+                if row.anchor.strip() and row.positive.strip():
+                    yield self._without_empty_negatives(row, where)
+                else:
+                    self._empty_rows.add(where)
+
+    def report(self, notes: list[str]) -> None:
+        """Append remarks on what was left out; refuse the dataset if that was too many rows."""
+        self._empty_rows.report(notes, limit=MAX_DROPPED_SHARE)
+        self._empty_negatives.report(notes)
+        if self._ignored:
+            notes.append(f"{self._source}: ignored the columns {_names(sorted(self._ignored))}")
+
+    def _record_rows(self, record: Any, where: str) -> list[Row]:
+        if isinstance(record, list) and self._mapped is None:
+            return [_list_row(record, where)]
+        if not isinstance(record, dict):
+            expected = "a list of texts or an object" if self._mapped is None else "an object with named columns"
+            raise DataError(f"{where}: found {kind(record)}, expected {expected}")
+        if self._mapped is not None:
+            _require_columns(record, self._mapped.columns(), where)
+            return _object_rows(record, self._mapped, where)
+        if len(record) == 1 and (name := next(iter(record))) in SET_COLUMNS:
+            return _set_rows(_texts(record, name, where))
+        roles = _known_roles(record) or self._roles_by_position(record, where)
+        self._ignored.update(record.keys() - roles.columns())
+        return _object_rows(record, roles, where)
+
+    def _roles_by_position(self, record: dict[str, Any], where: str) -> Roles:
+        columns = [name for name in record if name not in LABEL_COLUMNS]
+        if self._positional is None:
+            if len(columns) < 2:
+                raise DataError(f"{where}: found the columns {_names(record)}, expected an anchor and a positive")
+            self._positional = Roles(columns[0], columns[1], tuple(columns[2:]))
+        # Fixed by the first object, because later ones may hold the same columns in another order.
+        expected = self._positional.columns()
+        if sorted(columns) != sorted(expected):
+            raise DataError(
+                f"{where}: found the columns {_names(columns)}, expected {_names(expected)} as in the first object"
+            )
+        return self._positional
+
+    def _without_empty_negatives(self, row: Row, where: str) -> Row:
+        self._empty_negatives.total += len(row.negatives)
+        kept = [i for i, negative in enumerate(row.negatives) if negative.strip()]
+        if len(kept) == len(row.negatives):
+            return row
+        for _ in range(len(row.negatives) - len(kept)):
+            self._empty_negatives.add(where)
+        scores = [row.scores[0], *(row.scores[i + 1] for i in kept)] if row.scores else ()
+        return Row(row.anchor, row.positive, [row.negatives[i] for i in kept], scores)
+
+
+def records_of(name: str, dataset: Dataset) -> Iterator[tuple[str, Any]]:
+    """Yield the records of a dataset, each after its place."""
+    row = 0
+    for table in dataset.with_format("arrow").iter(ROWS_PER_BATCH):
+        for record in table.to_pylist():
+            row += 1
+            yield f"{name}: row {row}", record
+
+
+def _mapped_roles(columns: ColumnMap) -> Roles:
+    named = {role: [names] if isinstance(names, str) else list(names) for role, names in columns.items()}
+    if not {"anchor", "positive"} <= named.keys() <= {"anchor", "positive", "negatives", "scores"}:
+        raise DataError(f"columns: found {_names(columns)}, expected anchor, positive and perhaps negatives, scores")
+    several = [role for role, names in named.items() if role != "negatives" and len(names) != 1]
+    if several:
+        raise DataError(f"columns: found {len(named[several[0]])} columns for {several[0]}, expected one")
+    negatives, scores = named.get("negatives", ()), named.get("scores", ())
+    return Roles(named["anchor"][0], named["positive"][0], tuple(negatives), tuple(scores))
+
+
+def _known_roles(record: dict[str, Any]) -> Roles | None:
+    if "query" in record and "pos" in record:
+        scores = ("pos_scores", "neg_scores") if "pos_scores" in record or "neg_scores" in record else ()
+        return Roles("query", "pos", ("neg",), scores)
+    if "context" in record and "response" in record:
+        return Roles("context", "response")
+    return None
+
+
+def _require_columns(record: dict[str, Any], columns: list[str], where: str) -> None:
+    for column in columns:
+        if column not in record:
+            close = get_close_matches(column, record, n=1)
+            hint = f" (did you mean '{close[0]}'?)" if close else ""
+            raise DataError(f"{where}: no column '{column}'{hint}, found {_names(record)}")
+
+
+def _list_row(record: list[Any], where: str) -> Row:
+    if len(record) < 2:
+        raise DataError(f"{where}: found a list of {len(record)}, expected at least an anchor and a positive")
+    anchor, positive, *negatives = (_text(value, where) for value in record)
+    return Row(anchor, positive, negatives)
+
+
+def _set_rows(texts: list[str]) -> list[Row]:
+    """Pair each text with the next; fewer than two make a row without text, to be counted as left out."""
+    return [Row(text, following) for text, following in pairwise(texts)] or [Row("", "")]
+
+
+def _object_rows(record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
+    anchor = _text(record[roles.anchor], where, roles.anchor)
+    positives = _texts(record, roles.positive, where)
+    negatives = [text for column in roles.negatives for text in _texts(record, column, where)]
+    scores = _scores(record, roles, len(positives), len(negatives), where)
+    if not positives:
+        return [Row(anchor, "")]  # to be counted as left out
+    if not scores:
+        return [Row(anchor, positive, negatives) for positive in positives]
+    negative_scores = scores[len(positives) :]
+    return [Row(anchor, positive, negatives, [scores[i], *negative_scores]) for i, positive in enumerate(positives)]
+
+
+def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int, where: str) -> list[float]:
+    lists = [record.get(column) for column in roles.scores]
+    if all(values is None for values in lists):
+        return []
+    lengths = [positives, negatives] if len(lists) == 2 else [positives + negatives]
+    for column, values, length in zip(roles.scores, lists, lengths, strict=True):
+        found = values or []
+        if not isinstance(found, list) or len(found) != length:
+            amount = f"{len(found)} scores" if isinstance(found, list) else kind(found)
+            raise DataError(f"{where}: found {amount} in column '{column}', expected {length}, one per passage")
+    return [_score(value, where) for values in lists for value in values or []]
+
+
+def _score(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
+        found = value if isinstance(value, float) else kind(value)
+        raise DataError(f"{where}: found {found} as a score, expected a finite number")
+    return float(value)
+
+
+def _texts(record: dict[str, Any], column: str, where: str) -> list[str]:
+    """Return the texts of a column that holds one text or a list; no value is an empty list."""
+    value = record.get(column)
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    return [_text(element, where, column) for element in values]
+
+
+def _text(value: Any, where: str, column: str | None = None) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        place = "the list" if column is None else f"column '{column}'"
+        raise DataError(f"{where}: found {kind(value)} in {place}, expected text")
+    return value
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(f"'{column}'" for column in columns) or "none"

@@ -1,0 +1,62 @@
+"""What a model is judged on: queries, a corpus and graded judgements."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mixfluence.errors import DataError
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """A retrieval task. Queries without a positive judgement still count, with a score of zero.
+
+    Args:
+        name: How tables call it.
+        query_ids: One id per query, in the order of `queries`.
+        queries: Query texts.
+        doc_ids: One id per passage, in the order of `docs`.
+        docs: Passage texts, title already joined.
+        qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
+    """
+
+    name: str
+    query_ids: Sequence[str]
+    queries: Sequence[str]
+    doc_ids: Sequence[str]
+    docs: Sequence[str]
+    qrels: Mapping[str, Mapping[str, int]]
+
+    def __post_init__(self) -> None:
+        if not len(self.query_ids) or not len(self.doc_ids):
+            raise DataError(
+                f"{self.name}: a retrieval set needs queries and passages, "
+                f"found {len(self.query_ids)} and {len(self.doc_ids)}"
+            )
+
+    def take_queries(self, positions: Sequence[int]) -> RetrievalSet:
+        """Return the same task with only the queries at these positions (the corpus stays whole)."""
+        ids = [self.query_ids[i] for i in positions]
+        return replace(
+            self,
+            query_ids=ids,
+            queries=[self.queries[i] for i in positions],
+            qrels={query: self.qrels[query] for query in ids if query in self.qrels},
+        )
+
+    def sample_corpus(self, size: int, seed: int = 0) -> RetrievalSet:
+        """Return the same task with every judged passage and random others, `size` passages in all.
+
+        For choosing checkpoints, where searching millions of passages would cost more than training;
+        never for reported numbers, which would come out too high.
+        """
+        if len(self.doc_ids) <= size:
+            return self
+        judged = {doc for grades in self.qrels.values() for doc in grades}
+        keep = [i for i, doc in enumerate(self.doc_ids) if doc in judged]
+        others = [i for i, doc in enumerate(self.doc_ids) if doc not in judged]
+        keep += random.Random(seed).sample(others, max(0, min(size - len(keep), len(others))))
+        keep.sort()
+        return replace(self, doc_ids=[self.doc_ids[i] for i in keep], docs=[self.docs[i] for i in keep])

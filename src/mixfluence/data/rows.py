@@ -1,0 +1,148 @@
+"""The one row shape every format ends as, kept in a memory-mapped Arrow file.
+
+A row is an anchor (usually a query), one positive, any number of negatives and, where a teacher
+scored them, one score per passage with the positive first. Files are converted once: the Arrow file
+is found again by the path, size and time of its sources and by the reader's options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import xxhash
+from datasets import Dataset
+
+from mixfluence.errors import DataError
+
+SCHEMA = pa.schema(
+    {
+        "anchor": pa.string(),
+        "positive": pa.string(),
+        "negatives": pa.list_(pa.string()),
+        "scores": pa.list_(pa.float32()),
+    }
+)
+# Small enough that long documents with many negatives stay below Arrow's 2 GiB of text per array.
+ROWS_PER_BATCH = 1_000
+# Part of every key: raise it when a reader starts to produce other rows from the same file.
+READER_VERSION = 1
+
+
+class Row(NamedTuple):
+    """One training item. `scores` is empty or holds one teacher score per passage, positive first."""
+
+    anchor: str
+    positive: str
+    negatives: Sequence[str] = ()
+    scores: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class RowSet:
+    """The rows of one dataset with a fingerprint of their content and what its reader wants said."""
+
+    rows: Dataset
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def cache_root() -> Path:
+    """Return the folder of converted rows and token caches: `$MIXFLUENCE_CACHE` or the user's cache."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mixfluence"
+    return Path(os.environ.get("MIXFLUENCE_CACHE", default))
+
+
+def convert_once(
+    files: Sequence[Path], options: Mapping[str, Any], read: Callable[[list[str]], Iterable[Row]]
+) -> RowSet:
+    """Return the rows that `read` yields, from an earlier conversion when nothing has changed.
+
+    Args:
+        files: Every file `read` opens; a change of size or time makes a new conversion.
+        options: What else decides the rows (format, split, column names); must be JSON-serialisable.
+        read: Yields the rows. It is given a list to which it appends remarks for the user, which are
+            kept with the rows and shown again by later runs.
+
+    Raises:
+        DataError: If the files hold no row at all.
+    """
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
+    return _convert(key, ", ".join(map(str, files)), read)
+
+
+def convert_content(content: str, read: Callable[[list[str]], Iterable[Row]]) -> RowSet:
+    """Return the rows that `read` makes of a dataset which has no file but a fingerprint of its content."""
+    return _convert(json.dumps([READER_VERSION, content]), "the dataset", read)
+
+
+def _convert(key: str, source: str, read: Callable[[list[str]], Iterable[Row]]) -> RowSet:
+    path = cache_root() / "rows" / f"{xxhash.xxh3_128_hexdigest(key.encode())}.arrow"
+    facts = path.with_suffix(".json")
+    if not facts.exists():
+        notes: list[str] = []
+        write_rows(read(notes), path)
+        dataset = Dataset.from_file(str(path))
+        if len(dataset) == 0:
+            path.unlink()
+            raise DataError(f"{source}: no training row in it")
+        text = json.dumps({"fingerprint": fingerprint(dataset), "notes": notes})
+        _write_atomically(facts, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    known = json.loads(facts.read_text(encoding="utf-8"))
+    return RowSet(Dataset.from_file(str(path)), known["fingerprint"], tuple(known["notes"]))
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Stream rows into an Arrow file that appears under its name only when it is complete."""
+
+    def write(temporary: Path) -> None:
+        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+            for batch in _batches(rows):
+                writer.write_batch(pa.record_batch(_columns(batch), schema=SCHEMA))
+
+    _write_atomically(path, write)
+
+
+def rows_in_memory(rows: Iterable[Row]) -> Dataset:
+    """Return rows as a dataset that lives in memory: for small sets made on the fly."""
+    return Dataset(pa.table(_columns(list(rows)), SCHEMA))
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Hash the content of a dataset, the same for equal rows wherever they are stored."""
+    digest = xxhash.xxh3_128(",".join(dataset.column_names).encode())
+    for table in dataset.with_format("arrow").iter(ROWS_PER_BATCH):
+        # Through Python values, because equal rows may differ in their Arrow buffers (slices, null maps).
+        digest.update(json.dumps([column.to_pylist() for column in table.columns]).encode())
+    return digest.hexdigest()
+
+
+def _columns(rows: Sequence[Row]) -> list[pa.Array]:
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    return [pa.array(column, type) for column, type in zip(columns, SCHEMA.types, strict=True)]
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, ROWS_PER_BATCH)):
+        yield batch
+
+
+def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

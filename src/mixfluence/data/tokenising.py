@@ -1,0 +1,175 @@
+"""Text is tokenised once, into memory-mapped files that later runs open instead.
+
+Every distinct text of a dataset is tokenised once per side (queries, documents) by the model's own
+`preprocess`, so that a batch read from here equals the batch the host would have made. A folder is
+keyed by the rows' content and by what the tokenizer does: its definition, prompt and maximum length.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import compress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from mixfluence.data.layout import Side, Tokeniser
+from mixfluence.data.rows import RowSet, cache_root
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.errors import DataError
+
+CACHE_VERSION = 1
+TEXTS_PER_CHUNK = 1_000
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Instructions put before a dataset's queries and passages; part of the token cache's key."""
+
+    query: str = ""
+    document: str = ""
+
+
+def text_key(text: str) -> int:
+    """Return the 64-bit number by which equal texts are recognised."""
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
+    """Return a dataset's token ids, from the cache when text, tokenizer, prompts and lengths are known.
+
+    Args:
+        rows: The dataset.
+        tokeniser: The model's, asked with task "query" for anchors and "document" for passages.
+        prompts: Put before every query and passage.
+        advance: Called with a number of rows as they are done, for a progress bar.
+    """
+    sides = {
+        "query": tokeniser.side("query", prompts.query),
+        "document": tokeniser.side("document", prompts.document),
+    }
+    key = "-".join([str(CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
+    folder = cache_root() / "tokens" / xxhash.xxh3_128_hexdigest(key.encode())
+    if not (folder / "manifest.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+        try:
+            _Builder(rows, temporary).build(sides, advance)
+            _publish(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        advance(len(rows))
+    return TokenisedRows(folder)
+
+
+class _Builder:
+    """Two passes over the text: the first numbers distinct texts, the second tokenises each once."""
+
+    def __init__(self, rows: RowSet, folder: Path) -> None:
+        self.rows = rows
+        self.folder = folder
+
+    def build(self, sides: dict[str, Side], advance: Advance) -> None:
+        counts = self._number_texts()
+        files = {name: (self.folder / f"{name}_ids.bin").open("wb") for name in sides}
+        lengths: dict[str, list[NDArray[np.int64]]] = {name: [] for name in sides}
+        for start, batch in self._batches():
+            stop = start + len(batch["anchor"])
+            texts = {"query": batch["anchor"], "document": _passages(batch)}
+            spans = {"query": slice(start, stop), "document": slice(*self.starts[[start, stop]])}
+            for name, side in sides.items():
+                new = list(compress(texts[name], self.first[name][spans[name]]))
+                lengths[name].extend(_append(side, new, files[name]))
+            advance(stop - start)
+        for name, file in files.items():
+            file.close()
+            ends = np.cumsum(np.concatenate([[0], *lengths[name]]), dtype=np.int64)
+            np.save(self.folder / f"{name}_starts.npy", ends)
+        facts = {name: asdict(side.layout) for name, side in sides.items()} | counts
+        (self.folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    def _batches(self) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+        for number, batch in enumerate(self.rows.rows.iter(TEXTS_PER_CHUNK)):
+            yield number * TEXTS_PER_CHUNK, batch
+
+    def _number_texts(self) -> dict[str, Any]:
+        """Save which distinct texts each row holds; remember where each is met first."""
+        keys: dict[str, list[NDArray[np.uint64]]] = {"query": [], "document": []}
+        sizes: list[NDArray[np.int64]] = []
+        scores: list[NDArray[np.float32]] = []
+        for start, batch in self._batches():
+            keys["query"].append(_text_keys(batch["anchor"]))
+            keys["document"].append(_text_keys(_passages(batch)))
+            sizes.append(np.array([1 + len(negatives) for negatives in batch["negatives"]], np.int64))
+            scores.append(_flat_scores(batch["scores"], sizes[-1], start))
+        self.starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
+        numbers, self.first = {}, {}
+        for side in keys:
+            numbers[side], self.first[side], distinct = _number(np.concatenate(keys[side]))
+            np.save(self.folder / f"{side}_keys.npy", distinct)
+        np.save(self.folder / "anchors.npy", numbers["query"])
+        np.save(self.folder / "passages.npy", numbers["document"])
+        np.save(self.folder / "passage_starts.npy", self.starts)
+        has_scores = any(np.isfinite(part).any() for part in scores)
+        if has_scores:
+            np.save(self.folder / "scores.npy", np.concatenate(scores))
+        return {
+            "distinct_positives": len(np.unique(numbers["document"][self.starts[:-1]])),
+            "least_negatives": min(int(part.min()) for part in sizes) - 1,
+            "has_scores": has_scores,
+        }
+
+
+def _passages(batch: dict[str, list[Any]]) -> list[str]:
+    columns = zip(batch["positive"], batch["negatives"], strict=True)
+    return [text for positive, negatives in columns for text in (positive, *negatives)]
+
+
+def _text_keys(texts: list[str]) -> NDArray[np.uint64]:
+    return np.fromiter(map(text_key, texts), np.uint64, len(texts))
+
+
+def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    flat: list[float] = []
+    for row, (given, size) in enumerate(zip(scores, sizes.tolist(), strict=True), start):
+        if given and len(given) != size:
+            raise DataError(f"row {row}: {len(given)} teacher scores for {size} passages")
+        flat.extend(given or [np.nan] * size)
+    return np.array(flat, np.float32)
+
+
+def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.uint64]]:
+    """Number distinct keys by first use; also return which entries are first uses and the distinct keys."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    is_first = np.zeros(len(keys), bool)
+    is_first[first] = True
+    return rank[inverse], is_first, keys[first[order]]
+
+
+def _append(side: Side, texts: list[str], file: BinaryIO) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(texts), TEXTS_PER_CHUNK):
+        ids, lengths = side.tokenise(texts[start : start + TEXTS_PER_CHUNK])
+        ids.tofile(file)
+        yield lengths
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        # Another process finished the same cache first; its files are as good as ours.
+        if not (folder / "manifest.json").exists():
+            raise

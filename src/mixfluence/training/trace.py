@@ -1,0 +1,127 @@
+"""Keeps time: tells the sampler what was trained, writes `trace.jsonl` and our part of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from mixfluence.errors import DataError
+from mixfluence.training.sampler import Draw
+
+if TYPE_CHECKING:
+    from mixfluence.training.trainer import MixtureTrainer
+
+STATE_FILE = "mixture_state.json"
+
+
+class MixtureCallback(TrainerCallback):
+    """Follows a `MixtureTrainer` step by step.
+
+    `trace.jsonl` starts with one line about the datasets. Then comes a line whenever the host logs or saves:
+    the step, the probabilities in force, and since the line before it the dataset and number of rows of
+    every batch trained on. Batches already drawn but not trained on are listed too: new weights act only
+    after them.
+    """
+
+    def __init__(self, trainer: MixtureTrainer, path: Path) -> None:
+        self._trainer = trainer
+        self._path = path
+        self._untold: list[Draw] = []
+        self._started = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the trace, or cut a resumed one back to its checkpoint."""
+        self._untold = []
+        self._started = time.monotonic()
+        if not state.is_world_process_zero:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        known = read_trace(self._path) if state.global_step and self._path.exists() else []
+        known = [line for line in known if line["step"] <= state.global_step]
+        if known:
+            self._started -= known[-1]["seconds"]
+        else:
+            known = [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
+        self._path.write_text("".join(map(_line, known)), encoding="utf-8")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the sampler how far training is."""
+        batches = state.global_step * args.gradient_accumulation_steps
+        self._untold += self._trainer.sampler.forget_trained(batches)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add a line to the trace with the loss."""
+        if logs and "loss" in logs:
+            self._tell(state, {name: logs[name] for name in ("loss", "learning_rate") if name in logs})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Put the state of sampler and strategy beside the host's, and bring the trace up to it."""
+        self._tell(state, {})
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            write_state(folder, self._trainer.mixture_state())
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Trace the last steps."""
+        self._tell(state, {})
+
+    def _tell(self, state: TrainerState, facts: dict[str, float]) -> None:
+        if not self._untold or not state.is_world_process_zero:
+            return
+        line = {
+            "step": state.global_step,
+            "seconds": round(time.monotonic() - self._started, 3),
+            **facts,
+            "weights": self._trainer.probabilities(),
+            "trained": [draw.dataset for draw in self._untold],
+            "rows": [draw.rows for draw in self._untold],
+            "drawn_ahead": self._trainer.sampler.drawn_ahead,
+        }
+        self._untold = []
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(line))
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a trace; a last line cut short by a crash is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write our part of a checkpoint, complete or not at all."""
+    temporary = folder / f"{STATE_FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(state), encoding="utf-8")
+    os.replace(temporary, folder / STATE_FILE)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read our part of a checkpoint."""
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / STATE_FILE}: not the checkpoint of a mixture ({error})") from error
+    return state
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"

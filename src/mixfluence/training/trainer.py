@@ -1,0 +1,264 @@
+"""`SentenceTransformerTrainer` with a say in which dataset the next batch comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict
+from rich.progress import Progress
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+
+from mixfluence.data.layout import Tokeniser
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.rows import RowSet
+from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.strategies import Static, Strategy
+from mixfluence.training.batches import MixtureRows, PadCollator
+from mixfluence.training.card import add_mixture_section
+from mixfluence.training.permutation import mix
+from mixfluence.training.sampler import MixtureBatchSampler
+from mixfluence.training.streams import RowStream
+from mixfluence.training.trace import MixtureCallback, read_state
+
+Pool = Mapping[str, RowSet | Dataset]
+
+
+class MixtureTrainer(SentenceTransformerTrainer):
+    """Trains on batches of one dataset at a time, each dataset drawn by a strategy.
+
+    Everything else is the host's: arguments, losses, callbacks, logging, checkpoints, precision, gradient
+    accumulation, PEFT, several processes. Text is tokenised once into a cache instead of at every step.
+    Use the host's own trainer for a single dataset of labelled pairs, where there is nothing to mix.
+
+    Args:
+        model: As for the host.
+        args: As for the host. `prompts` are honoured for the columns `anchor` and `positive` (which stands
+            for all passages), flat or per dataset.
+        train_dataset: The pool: name -> dataset with the columns anchor, positive and any negatives, by
+            position.
+        dev_dataset: The targets: name -> dataset of the same shape. Their loss is logged whenever the host
+            evaluates.
+        strategy: Decides the probabilities; proportional to size if none is given.
+        loss: As for the host; see `mixfluence.training.losses.info_nce`.
+        num_negatives: Hard negatives per row. None takes as many as every row of the dataset has.
+        trace_path: Where to write the trace; `trace.jsonl` in the output folder if None.
+        callbacks: As for the host.
+        **host_options: Anything else the host takes.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer | None = None,
+        args: SentenceTransformerTrainingArguments | None = None,
+        train_dataset: Pool | None = None,
+        dev_dataset: Pool | None = None,
+        strategy: Strategy | None = None,
+        loss: nn.Module | Callable[[SentenceTransformer], nn.Module] | None = None,
+        num_negatives: int | None = None,
+        trace_path: Path | str | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        **host_options: Any,
+    ) -> None:
+        if train_dataset is None:
+            raise DataError("train_dataset: a mixture needs at least one dataset")
+        self.mixture = Mixture(train_dataset)
+        self.strategy = strategy or Static()
+        self.strategy.start(self.mixture.sizes)
+        self.num_negatives = num_negatives
+        self.sampler: MixtureBatchSampler
+        self._resumed: dict[str, Any] | None = None
+        self._tokenised: dict[str, TokenisedRows] | None = None
+        if dev_dataset and "eval_dataset" not in host_options:
+            host_options["eval_dataset"] = _host_columns(Mixture(dev_dataset))
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=_host_columns(self.mixture),
+            loss=loss,
+            callbacks=callbacks,
+            **host_options,
+        )
+        path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
+        self.add_callback(MixtureCallback(self, path))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **host_options: Any) -> TrainOutput:
+        """Train, or go on from a checkpoint exactly where it was written."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise DataError(f"{self.args.output_dir}: no checkpoint to resume from")
+        self._resumed = self._load_state(Path(resume_from_checkpoint)) if resume_from_checkpoint else None
+        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **host_options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader over the token cache, in the order the strategy decides."""
+        tokenised = self.tokenised
+        negatives = {
+            name: rows.least_negatives if self.num_negatives is None else self.num_negatives
+            for name, rows in tokenised.items()
+        }
+        self.sampler = self._build_sampler(tokenised, negatives)
+        if self._resumed:
+            self.sampler.load_state_dict(self._resumed["sampler"], skip=not self.args.ignore_data_skip)
+        # Not handed to accelerate: the sampler gives each process its share itself, and accelerate would
+        # read one batch ahead, which delays new weights by a step.
+        return DataLoader(
+            MixtureRows(tokenised, negatives),
+            batch_sampler=self.sampler,
+            collate_fn=PadCollator(name_datasets=isinstance(self.loss, dict)),
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+
+    @property
+    def tokenised(self) -> dict[str, TokenisedRows]:
+        """Token ids of every training dataset, tokenised when first asked for."""
+        if self._tokenised is None:
+            tokeniser = Tokeniser(self.model)
+            with (
+                self.args.main_process_first(desc="tokenising"),
+                Progress(transient=True, disable=self.args.disable_tqdm) as progress,
+            ):
+                bar = progress.add_task("tokenising", total=sum(self.mixture.sizes.values()))
+                self._tokenised = {
+                    name: tokenise(rows, tokeniser, self._prompts(name), lambda count: progress.advance(bar, count))
+                    for name, rows in self.mixture.items()
+                }
+        return self._tokenised
+
+    def probabilities(self) -> dict[str, float]:
+        """Return the probability of each dataset for the next draw."""
+        return dict(zip(self.mixture, self.sampler.probabilities().tolist(), strict=True))
+
+    def describe_datasets(self) -> dict[str, dict[str, int]]:
+        """Return what the trace says of each dataset: its rows, distinct positives and rows per batch."""
+        sizes = self._batch_sizes(self.tokenised)
+        return {
+            name: {
+                "rows": len(rows),
+                "distinct_positives": rows.distinct_positives,
+                "batch_size": sizes[name],
+            }
+            for name, rows in self.tokenised.items()
+        }
+
+    def mixture_state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beyond the host's: draws, strategy and the data's fingerprints."""
+        return {
+            "sampler": self.sampler.state_dict(),
+            "strategy": self.strategy.state_dict(),
+            "fingerprints": self.mixture.fingerprints,
+        }
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add each dataset's probability and rows drawn, so that every tracker of the host shows them."""
+        if "loss" in logs:
+            drawn = dict(zip(self.mixture, self.sampler.rows_drawn.tolist(), strict=True))
+            logs = logs | {f"sampling/{name}": round(p, 6) for name, p in self.probabilities().items()}
+            logs |= {f"rows_drawn/{name}": rows for name, rows in drawn.items()}
+        super().log(logs, start_time)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save as the host does, and state the mixture in the model card."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save and hasattr(self, "sampler"):
+            folder = Path(output_dir or self.args.output_dir)
+            add_mixture_section(folder / "README.md", self.strategy, self._mixture_table())
+
+    def _mixture_table(self) -> list[dict[str, Any]]:
+        drawn = self.sampler.rows_drawn.tolist()
+        return [
+            {
+                "dataset": name,
+                "rows": size,
+                "probability": probability,
+                "rows drawn": rows,
+                "epochs": rows / size,
+            }
+            for (name, size), probability, rows in zip(
+                self.mixture.sizes.items(), self.probabilities().values(), drawn, strict=True
+            )
+        ]
+
+    def _load_state(self, checkpoint: Path) -> dict[str, Any]:
+        state = read_state(checkpoint)
+        before, now = state["fingerprints"], self.mixture.fingerprints
+        if list(before) != list(now):
+            raise DataError(f"{checkpoint}: trained on {', '.join(before)}, the mixture is {', '.join(now)}")
+        for name in now:
+            if before[name] != now[name]:
+                raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
+        self.strategy.load_state_dict(state["strategy"])
+        return state
+
+    def _build_sampler(
+        self, tokenised: Mapping[str, TokenisedRows], negatives: Mapping[str, int]
+    ) -> MixtureBatchSampler:
+        def stream(number: int, name: str) -> RowStream:
+            rows = tokenised[name]
+            return RowStream(
+                len(rows), lambda chosen: rows.text_keys(chosen, negatives[name]), mix(self._seed, 1 + number)
+            )
+
+        per_epoch, epochs = self.args.max_steps * self.args.gradient_accumulation_steps, 1
+        if self.args.max_steps <= 0:
+            rows_per_draw = self.args.train_batch_size * self.args.world_size
+            per_epoch = math.ceil(sum(self.mixture.sizes.values()) / rows_per_draw)
+            epochs = math.ceil(self.args.num_train_epochs)
+        return MixtureBatchSampler(
+            [stream(number, name) for number, name in enumerate(tokenised)],
+            self.strategy.weights,
+            batch_sizes=list(self._batch_sizes(tokenised).values()),
+            draws_per_epoch=per_epoch,
+            epochs=epochs,
+            seed=mix(self._seed),
+            max_epochs=self.strategy.max_epochs,
+            rank=self.args.process_index,
+            world=self.args.world_size,
+        )
+
+    @property
+    def _seed(self) -> int:
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+    def _batch_sizes(self, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
+        """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives."""
+        world, wanted = self.args.world_size, self.args.train_batch_size
+        return {
+            name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()
+        }
+
+    def _prompts(self, dataset: str) -> Prompts:
+        """Read the host's `prompts`: one text, a text per column, or either of these per dataset."""
+        prompts: Any = self.args.prompts or {}
+        if isinstance(prompts, dict):
+            prompts = prompts.get(dataset, prompts)
+        if isinstance(prompts, str):
+            return Prompts(prompts, prompts)
+        unknown = [name for name in prompts if name not in {"anchor", "positive", *self.mixture}]
+        if unknown:
+            raise RecipeError(
+                f"prompts: {unknown[0]!r} is neither a dataset nor one of the columns anchor and positive"
+            )
+        columns = {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+        return Prompts(columns.get("anchor", ""), columns.get("positive", ""))
+
+
+def _host_columns(mixture: Mixture) -> DatasetDict:
+    """Return the mixture as the host wants to see it, for its model card and its evaluation loss."""
+    return DatasetDict({name: rows.rows.select_columns(["anchor", "positive"]) for name, rows in mixture.items()})

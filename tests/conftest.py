@@ -1,0 +1,67 @@
+"""Shared by all tests: no network, no user's cache, and encoders small enough to build in milliseconds."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+WORDS = [f"w{number}" for number in range(200)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXFLUENCE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer BERT with random weights and a vocabulary of the words w0 .. w199, as files."""
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_bert(tiny_bert_folder: Path) -> SentenceTransformer:
+    """A fresh transformer encoder with dropout, mean pooling and lengths 8 and 16."""
+    transformer = Transformer(str(tiny_bert_folder), query_length=8, document_length=16)
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
+    return SentenceTransformer(modules=[transformer, pooling], device="cpu")
+
+
+@pytest.fixture
+def make_static() -> Callable[[], SentenceTransformer]:
+    """Builds equal static encoders over the words w0 .. w199."""
+
+    def make() -> SentenceTransformer:
+        tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", *WORDS])}, "[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        torch.manual_seed(0)
+        module = StaticEmbedding(tokenizer, embedding_weights=torch.randn(1 + len(WORDS), 8))
+        return SentenceTransformer(modules=[module], device="cpu")
+
+    return make

@@ -1,0 +1,209 @@
+"""The BEIR layout with every quirk published sets have."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
+from mixfluence.errors import DataError
+
+MakeFolder = Callable[..., Path]
+
+# Enough good judgements that one bad one among them stays under the share that may be left out.
+MANY = [(f"m{i}", f"n{i}", 1) for i in range(30)]
+MANY_QUERIES = [{"_id": query, "text": f"query {query}"} for query, _, _ in MANY]
+MANY_PASSAGES = [{"_id": passage, "title": "", "text": f"passage {passage}"} for _, passage, _ in MANY]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> MakeFolder:
+    """Return a function that writes a BEIR folder and returns its path."""
+
+    def make(
+        passages: list[Any],
+        queries: list[Any],
+        qrels: str | list[tuple[str, str, int]],
+        split: str = "train",
+        zipped: bool = False,
+        newline: str = "\n",
+    ) -> Path:
+        if isinstance(qrels, list):
+            qrels = "\n".join(["query-id\tcorpus-id\tscore", *("\t".join(map(str, row)) for row in qrels)])
+        texts = {
+            "corpus.jsonl": "\n".join(map(json.dumps, passages)),
+            "queries.jsonl": "\n".join(map(json.dumps, queries)),
+            f"qrels/{split}.tsv": qrels,
+        }
+        (tmp_path / "qrels").mkdir(exist_ok=True)
+        for name, text in texts.items():
+            content = text.replace("\n", newline).encode()
+            path = tmp_path / (f"{name}.gz" if zipped else name)
+            path.write_bytes(gzip.compress(content) if zipped else content)
+        return tmp_path
+
+    return make
+
+
+def pairs(folder: Path, **options: Any) -> list[tuple[str, str]]:
+    rows = read_beir_rows(folder, "train", **options).rows
+    assert all(
+        not negatives and not scores for negatives, scores in zip(rows["negatives"], rows["scores"], strict=True)
+    )
+    return list(zip(rows["anchor"], rows["positive"], strict=True))
+
+
+PASSAGES = [
+    {"_id": "d1", "title": "Title", "text": " one "},
+    {"_id": "d2", "title": "", "text": "two"},
+    {"_id": "d3", "text": "three"},
+    {"_id": "d4", "title": None, "text": "four"},
+]
+QUERIES = [
+    {"_id": "q1", "text": " first? "},
+    {"_id": "q2", "text": "second?"},
+    {"_id": "q3", "text": "third?"},
+]
+QRELS = [("q2", "d2", 1), ("q1", "d1", 1), ("q2", "d3", 2), ("q1", "d3", 0), ("q2", "d4", 2), ("q3", "d4", 0)]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_rows_per_query_and_per_pair(make_folder: MakeFolder, zipped: bool, newline: str) -> None:
+    folder = make_folder(PASSAGES, QUERIES, QRELS, zipped=zipped, newline=newline)
+    assert pairs(folder) == [("second?", "three"), ("first?", "Title  one")]
+    assert pairs(folder, per="pair") == [
+        ("second?", "two"),
+        ("first?", "Title  one"),
+        ("second?", "three"),
+        ("second?", "four"),
+    ]
+    assert read_beir_rows(folder, "train").notes == ()
+
+
+def test_last_duplicate_judgement_wins_in_the_place_of_the_first(make_folder: MakeFolder) -> None:
+    qrels = [("q1", "d1", 1), ("q2", "d2", 1), ("q1", "d1", 0), ("q2", "d3", 1), ("q2", "d2", 2)]
+    folder = make_folder(PASSAGES, QUERIES, qrels)
+    assert pairs(folder, per="pair") == [("second?", "two"), ("second?", "three")]
+    assert pairs(folder) == [("second?", "two")]
+
+
+@pytest.mark.parametrize(
+    "qrels",
+    [
+        "query-id\tcorpus-id\tscore\nq1\td2\t1\nq2\td3\t2",
+        "q1\td2\t1\nq2\td3\t2\n\n",
+        "q1\td2\t1.0\nq2\td3\t2.0",
+        "q1\t0\td2\t1\nq2\t0\td3\t2",
+        "q1 Q0 d2 1\nq2  Q0  d3  2",
+        'q1\t"d2"\t1\nq2\td3\t2',
+    ],
+    ids=["header", "no header", "float", "trec tabs", "trec spaces", "quoted id"],
+)
+def test_forms_of_judgements_read_the_same(make_folder: MakeFolder, qrels: str) -> None:
+    assert pairs(make_folder(PASSAGES, QUERIES, qrels)) == [("first?", "two"), ("second?", "three")]
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ("q1\td2\t1\nq2\td3\thigh", r"train\.tsv:2: found the score 'high', expected a whole number"),
+        ("q1\td2\t1\nq2\td3\t0.5", r"train\.tsv:2: found the score '0.5'"),
+        ("q1\td2\t1\nq2\td3", r"train\.tsv:2: found 2 columns"),
+        ("q1\td2\t1\nq2\td3\ra\t1", r"train\.tsv:2: not a line of tab-separated columns"),
+    ],
+)
+def test_a_bad_judgement_names_file_and_line(make_folder: MakeFolder, qrels: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_beir_rows(make_folder(PASSAGES, QUERIES, qrels), "train")
+
+
+def test_unknown_ids_are_noted_while_few_and_refused_when_many(make_folder: MakeFolder) -> None:
+    rows = read_beir_rows(make_folder(MANY_PASSAGES, MANY_QUERIES, [("PLAIN-2", "n1", 1), *MANY]), "train")
+    assert len(rows) == 30
+    (note,) = rows.notes
+    assert "left out 1 of 31 judgements of an unknown query or passage, such as query 'PLAIN-2'" in note
+    folder = make_folder(MANY_PASSAGES, MANY_QUERIES, [("PLAIN-2", "n1", 1), *MANY, ("m0", "gone", 1)])
+    with pytest.raises(DataError, match=r"\(6\.2%\), such as query 'PLAIN-2', passage 'gone'; expected at most 5%"):
+        read_beir_rows(folder, "train")
+
+
+def test_empty_queries_and_positives_are_left_out_with_notes(make_folder: MakeFolder) -> None:
+    passages = [*PASSAGES, {"_id": "d5", "title": " ", "text": ""}]
+    queries = [*QUERIES, {"_id": "q4", "text": " \n"}]
+    qrels = [("q1", "d5", 2), ("q1", "d1", 1), ("q2", "d5", 1), ("q4", "d1", 1)]
+    rows = read_beir_rows(make_folder(passages, queries, qrels), "train")
+    assert list(rows.rows["positive"]) == ["Title  one"]
+    assert any("1 of 3 queries without text, such as 'q4'" in note for note in rows.notes)
+    assert any("1 of 2 judged passages without text, such as 'd5'" in note for note in rows.notes)
+
+
+def test_ids_that_are_numbers_are_read_as_text(make_folder: MakeFolder) -> None:
+    folder = make_folder([{"_id": 7, "text": "seven"}], [{"_id": 7, "text": "7?"}], [("7", "7", 1)])
+    assert pairs(folder) == [("7?", "seven")]
+    task = read_beir_retrieval(folder, "train", "numbers")
+    assert (task.query_ids, task.doc_ids, task.qrels) == (["7"], ["7"], {"7": {"7": 1}})
+
+
+@pytest.mark.parametrize(
+    ("passage", "message"),
+    [
+        (["d1"], r"corpus\.jsonl:2: found a list, expected an object with '_id' and 'text'"),
+        ({"text": "x"}, r"corpus\.jsonl:2: found no value as '_id'"),
+        ({"_id": True, "text": "x"}, r"corpus\.jsonl:2: found true or false as '_id'"),
+        ({"_id": "d2"}, r"corpus\.jsonl:2: found no value as 'text', expected text"),
+        ({"_id": "d2", "title": 3, "text": "x"}, r"corpus\.jsonl:2: found a number as 'title'"),
+        ({"_id": "d1", "text": "other"}, r"corpus\.jsonl:2: the id 'd1' came before with another text"),
+    ],
+)
+def test_a_bad_passage_names_file_line_and_field(make_folder: MakeFolder, passage: Any, message: str) -> None:
+    folder = make_folder([{"_id": "d1", "text": "one"}, passage], QUERIES, [("q1", "d1", 1), ("q1", "d2", 1)])
+    for read in (lambda: read_beir_rows(folder, "train"), lambda: read_beir_retrieval(folder, "train", "x")):
+        with pytest.raises(DataError, match=message):
+            read()
+
+
+def test_a_missing_split_lists_those_that_are_there(make_folder: MakeFolder) -> None:
+    make_folder(PASSAGES, QUERIES, QRELS, split="test", zipped=True)
+    folder = make_folder(PASSAGES, QUERIES, QRELS, split="dev")
+    with pytest.raises(DataError, match=r"no split 'train' \(train\.tsv\), found: dev, test"):
+        read_beir_rows(folder, "train")
+    (folder / "corpus.jsonl").unlink()
+    (folder / "corpus.jsonl.gz").unlink()
+    with pytest.raises(DataError, match=r"expected corpus\.jsonl or corpus\.jsonl\.gz"):
+        read_beir_rows(folder, "dev")
+
+
+def test_a_split_without_positives_is_refused(make_folder: MakeFolder) -> None:
+    with pytest.raises(DataError, match="no training row"):
+        read_beir_rows(make_folder(PASSAGES, QUERIES, [("q1", "d1", 0)]), "train")
+
+
+def test_retrieval_keeps_the_corpus_whole_and_zero_grades(make_folder: MakeFolder) -> None:
+    passages = [{"_id": "d0", "title": "", "text": " "}, *PASSAGES]
+    task = read_beir_retrieval(make_folder(passages, QUERIES, QRELS), "train", "tiny")
+    assert task.name == "tiny"
+    assert (task.query_ids, task.queries) == (["q2", "q1", "q3"], ["second?", "first?", "third?"])
+    assert task.doc_ids == ["d0", "d1", "d2", "d3", "d4"]
+    assert task.docs == ["", "Title  one", "two", "three", "four"]
+    assert task.qrels == {"q2": {"d2": 1, "d3": 2, "d4": 2}, "q1": {"d1": 1, "d3": 0}, "q3": {"d4": 0}}
+
+
+def test_retrieval_counts_a_query_whose_passages_are_unknown(
+    make_folder: MakeFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_folder(MANY_PASSAGES, [*MANY_QUERIES, *QUERIES], [*MANY, ("q1", "gone", 1)])
+    with caplog.at_level(logging.WARNING, logger="mixfluence.data.beir"):
+        task = read_beir_retrieval(folder, "train", "many")
+    assert task.query_ids[-1] == "q1"
+    assert task.qrels["q1"] == {}
+    assert len(task.query_ids) == 31
+    assert "left out 1 of 31 judgements" in caplog.text
+    with pytest.raises(DataError, match="judgements of an unknown query or passage"):
+        read_beir_retrieval(make_folder(PASSAGES, QUERIES, [("q1", "gone", 1)]), "train", "few")

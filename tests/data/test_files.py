@@ -1,0 +1,115 @@
+"""Lines and JSON lines, whole and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from mixfluence.data.files import Dropped, find_file, read_jsonl, read_lines
+from mixfluence.errors import DataError
+
+
+@pytest.mark.parametrize("name", ["file.txt", "file.txt.gz"])
+def test_lines_of_plain_and_gzipped_files_are_the_same(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    content = "\ufeffpremière\r\n\r\nlast".encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(read_lines(path)) == [(1, "première"), (2, ""), (3, "last")]
+
+
+def test_separators_that_are_no_line_ends_stay_in_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("one\u2028still one\x0cstill\n", encoding="utf-8")
+    assert list(read_lines(path)) == [(1, "one\u2028still one\x0cstill")]
+
+
+def test_invalid_utf8_names_the_line_and_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_bytes(b"fine\nbad \xff\n")
+    with pytest.raises(DataError, match=r"file\.txt:2: not valid UTF-8 \(byte 0xff at position 5"):
+        list(read_lines(path))
+
+
+def test_truncated_gzip_says_after_which_line(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt.gz"
+    lines = "".join(f"{number} {'x' * 50}\n" for number in range(5000))
+    path.write_bytes(gzip.compress(lines.encode(), compresslevel=0)[:-60_000])
+    read: list[tuple[int, str]] = []
+    with pytest.raises(DataError, match="damaged or truncated") as caught:
+        read.extend(read_lines(path))
+    assert len(read) > 1000
+    assert f"after line {len(read)} " in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"x" * 1000)[:-10] + b"0123456789"])
+def test_a_file_that_is_not_gzip_or_was_overwritten_is_damaged(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file.txt.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"file\.txt\.gz: damaged or truncated after line"):
+        list(read_lines(path))
+
+
+def test_a_missing_file_and_a_folder_are_refused_by_name(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.txt", tmp_path / "absent.gz", tmp_path):
+        with pytest.raises(DataError, match=f"{path.name}: expected a readable file"):
+            list(read_lines(path))
+
+
+def test_jsonl_skips_blank_lines_and_keeps_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_text('{"a": 1}\n\n["b"]\n  \n\n')
+    assert list(read_jsonl(path)) == [(1, {"a": 1}), (3, ["b"])]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"a": }', r"not valid JSON \(column 7: Expecting value\)"),
+        ("[" * 100_000, "not valid JSON"),
+        ("9" * 5000, "not valid JSON"),
+        (json.dumps(["a", "\ud83d"]), "half a character"),
+    ],
+    ids=["malformed", "too deep", "too many digits", "lone surrogate"],
+)
+def test_bad_json_names_file_and_line(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_text(f"[]\n{line}\n")
+    with pytest.raises(DataError, match=rf"file\.jsonl:2: .*{reason}"):
+        list(read_jsonl(path))
+
+
+def test_escaped_characters_outside_the_first_plane_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_text(json.dumps("🎈"))
+    assert list(read_jsonl(path)) == [(1, "🎈")]
+
+
+def test_find_file_prefers_the_plain_file_and_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").touch()
+    assert find_file(tmp_path, "a.txt").name == "a.txt.gz"
+    (tmp_path / "a.txt").touch()
+    assert find_file(tmp_path, "a.txt").name == "a.txt"
+    with pytest.raises(DataError, match=r"expected b\.txt or b\.txt\.gz"):
+        find_file(tmp_path, "b.txt")
+    with pytest.raises(DataError, match="no such folder"):
+        find_file(tmp_path / "nowhere", "b.txt")
+
+
+def test_what_is_dropped_is_noted_up_to_the_limit_and_refused_above_it() -> None:
+    notes: list[str] = []
+    dropped = Dropped("here", "things", total=100)
+    dropped.report(notes, limit=0.05)
+    assert notes == []
+    for number in range(1, 6):
+        dropped.add(f"thing {number}")
+    dropped.report(notes, limit=0.05)
+    assert notes == ["here: left out 5 of 100 things, such as thing 1, thing 2, thing 3, thing 4, thing 5"]
+    dropped.add("thing 6")
+    with pytest.raises(
+        DataError, match=r"here: found 6 of 100 things \(6\.0%\), such as thing 1.*at most 5%"
+    ) as error:
+        dropped.report(notes, limit=0.05)
+    assert "thing 6" not in str(error.value)

@@ -1,0 +1,343 @@
+"""Every shape of pair and triplet, in every file format."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mixfluence.data.pairs import read_pairs
+from mixfluence.errors import DataError
+
+Rows = list[tuple[str, str, list[str], list[float]]]
+
+
+def write_jsonl(path: Path, *records: Any) -> Path:
+    content = "\n".join(map(json.dumps, records)).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def read(path: Path, columns: dict[str, str | list[str]] | None = None) -> Rows:
+    rows = read_pairs(path, columns).rows
+    names = ("anchor", "positive", "negatives", "scores")
+    return list(zip(*(list(rows[name]) for name in names), strict=True))
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (["a", "b"], [("a", "b", [], [])]),
+        (["a", "p", "n"], [("a", "p", ["n"], [])]),
+        (["a", "p", "n", "m"], [("a", "p", ["n", "m"], [])]),
+        ({"set": ["a", "b", "c"]}, [("a", "b", [], []), ("b", "c", [], [])]),
+        ({"texts": ["a", "b"]}, [("a", "b", [], [])]),
+        ({"query": "q", "pos": ["a", "b"]}, [("q", "a", [], []), ("q", "b", [], [])]),
+        ({"query": "q", "pos": ["a"], "neg": []}, [("q", "a", [], [])]),
+        ({"query": "q", "pos": "a", "neg": None}, [("q", "a", [], [])]),
+        ({"neg": ["n"], "pos": ["a", "b"], "query": "q"}, [("q", "a", ["n"], []), ("q", "b", ["n"], [])]),
+        ({"response": "r", "context": "c"}, [("c", "r", [], [])]),
+        ({"title": "t", "citation": ["a", "b"]}, [("t", "a", [], []), ("t", "b", [], [])]),
+        ({"anchor": "a", "positive": "p", "n1": "n", "n2": ["m", "o"]}, [("a", "p", ["n", "m", "o"], [])]),
+    ],
+)
+def test_every_shape_of_line(tmp_path: Path, name: str, record: Any, expected: Rows) -> None:
+    rows = read_pairs(write_jsonl(tmp_path / name, record))
+    assert read(tmp_path / name) == expected
+    assert rows.notes == ()
+
+
+def test_teacher_scores_follow_their_passages(tmp_path: Path) -> None:
+    record = {
+        "query": "q",
+        "pos": ["a", "b"],
+        "neg": ["n", "m"],
+        "pos_scores": [4, 3.5],
+        "neg_scores": [2, 1],
+    }
+    unscored = {"query": "r", "pos": ["a"], "neg": ["n"], "pos_scores": None, "neg_scores": None}
+    path = write_jsonl(tmp_path / "scored.jsonl", record, unscored)
+    assert read(path) == [
+        ("q", "a", ["n", "m"], [4.0, 2.0, 1.0]),
+        ("q", "b", ["n", "m"], [3.5, 2.0, 1.0]),
+        ("r", "a", ["n"], []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({"pos_scores": [1], "neg_scores": [1, 2]}, "found 2 scores in column 'neg_scores', expected 1"),
+        ({"pos_scores": [1]}, "found 0 scores in column 'neg_scores', expected 1"),
+        ({"pos_scores": [], "neg_scores": [1, 2]}, "found 0 scores in column 'pos_scores', expected 1"),
+        ({"pos_scores": 1, "neg_scores": [1]}, "found a number in column 'pos_scores', expected 1"),
+        ({"pos_scores": ["1"], "neg_scores": [1]}, "found text as a score, expected a finite number"),
+        ({"pos_scores": [float("nan")], "neg_scores": [1]}, "found nan as a score"),
+        ({"pos_scores": [10**400], "neg_scores": [1]}, "found a number as a score"),
+    ],
+)
+def test_scores_that_do_not_fit_are_refused(tmp_path: Path, scores: dict[str, Any], message: str) -> None:
+    path = write_jsonl(tmp_path / "scored.jsonl", ["a", "b"], {"query": "q", "pos": ["a"], "neg": ["n"], **scores})
+    with pytest.raises(DataError, match=rf"scored\.jsonl:2: {message}"):
+        read_pairs(path)
+
+
+def test_an_empty_negative_goes_with_its_score(tmp_path: Path) -> None:
+    record = {"query": "q", "pos": ["a"], "neg": [" ", "n"], "pos_scores": [3], "neg_scores": [2, 1]}
+    path = write_jsonl(tmp_path / "scored.jsonl", record)
+    assert read(path) == [("q", "a", ["n"], [3.0, 1.0])]
+    assert read_pairs(path).notes == (f"{path}: left out 1 of 2 negatives without text, such as {path}:1",)
+
+
+def test_labels_and_extra_columns_are_ignored_with_one_note(tmp_path: Path) -> None:
+    labelled = {"premise": "a", "label": 1, "hypothesis": "b", "score": 0.5}
+    path = write_jsonl(tmp_path / "labels.jsonl", labelled, labelled, {"query": "q", "pos": ["p"], "prompt": "x"})
+    assert read(path) == [("a", "b", [], []), ("a", "b", [], []), ("q", "p", [], [])]
+    assert read_pairs(path).notes == (f"{path}: ignored the columns 'label', 'prompt', 'score'",)
+
+
+def test_columns_keep_the_meaning_the_first_object_gave_them(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "order.jsonl", {"question": "q", "answer": "a"}, {"answer": "b", "question": "r"})
+    assert read(path) == [("q", "a", [], []), ("r", "b", [], [])]
+    path = write_jsonl(tmp_path / "other.jsonl", {"question": "q", "answer": "a"}, {"answer": "b", "topic": "t"})
+    with pytest.raises(DataError, match=r"other\.jsonl:2: found the columns 'answer', 'topic', expected 'question'"):
+        read_pairs(path)
+
+
+def test_a_column_map_overrides_the_shape(tmp_path: Path) -> None:
+    record = {
+        "id": 1,
+        "a": "answer",
+        "q": "question",
+        "n1": "x",
+        "n2": "y",
+        "t": [3, 2, 1],
+        "query": "-",
+        "pos": ["-"],
+    }
+    path = write_jsonl(tmp_path / "mapped.jsonl", record)
+    columns: dict[str, str | list[str]] = {
+        "anchor": "q",
+        "positive": "a",
+        "negatives": ["n2", "n1"],
+        "scores": "t",
+    }
+    assert read(path, columns) == [("question", "answer", ["y", "x"], [3.0, 2.0, 1.0])]
+    assert read(path, {"anchor": "q", "positive": "a"}) == [("question", "answer", [], [])]
+    assert read_pairs(path, columns).notes == ()
+
+
+def test_a_mapped_list_column_holds_all_negatives(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "mapped.jsonl", {"q": "q", "a": "a", "negs": ["x", "y"]})
+    assert read(path, {"anchor": "q", "positive": "a", "negatives": "negs"}) == [("q", "a", ["x", "y"], [])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"anchor": "q", "positive": "answers"},
+            r"p\.jsonl:1: no column 'answers' \(did you mean 'answer'\?\), found 'q', 'answer'",
+        ),
+        ({"anchor": "q", "positive": "zzz"}, r"p\.jsonl:1: no column 'zzz', found"),
+        ({"anchor": "q"}, "columns: found 'anchor', expected anchor, positive"),
+        ({"anchor": "q", "positive": "answer", "negs": "n"}, "columns: found 'anchor', 'positive', 'negs'"),
+        (
+            {"anchor": ["q", "answer"], "positive": "answer"},
+            "columns: found 2 columns for anchor, expected one",
+        ),
+    ],
+)
+def test_a_wrong_column_map_is_explained(tmp_path: Path, columns: Any, message: str) -> None:
+    path = write_jsonl(tmp_path / "p.jsonl", {"q": "q", "answer": "a"})
+    with pytest.raises(DataError, match=message):
+        read_pairs(path, columns)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (7, "found a number, expected a list of texts or an object"),
+        (["a"], "found a list of 1, expected at least an anchor and a positive"),
+        (["a", 2], "found a number in the list, expected text"),
+        ({"a": "x"}, "found the columns 'a', expected an anchor and a positive"),
+        ({"a": "x", "label": "y"}, "found the columns 'a', 'label', expected"),
+        ({}, "found the columns none, expected"),
+        ({"a": "x", "b": 3}, "found a number in column 'b', expected text"),
+        ({"a": "x", "b": "y", "id": 3}, "found a number in column 'id', expected text"),
+        ({"a": ["x"], "b": "y"}, "found a list in column 'a', expected text"),
+        ({"query": "x", "pos": [{}]}, "found an object in column 'pos', expected text"),
+        ({"set": ["a", True]}, "found true or false in column 'set', expected text"),
+    ],
+)
+def test_a_wrong_record_names_file_line_and_column(tmp_path: Path, record: Any, message: str) -> None:
+    path = write_jsonl(tmp_path / "wrong.jsonl", ["fine", "fine"], record)
+    with pytest.raises(DataError, match=rf"wrong\.jsonl:2: {message}"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        ["", "b"],
+        ["a", " "],
+        ["a", None],
+        {"query": "q", "pos": []},
+        {"set": ["a"]},
+        {"query": None, "pos": "p"},
+    ],
+)
+def test_rows_without_text_are_noted_while_few_and_refused_when_many(tmp_path: Path, empty: Any) -> None:
+    good = [["a", f"b{i}"] for i in range(19)]
+    path = write_jsonl(tmp_path / "few.jsonl", empty, *good)
+    rows = read_pairs(path)
+    assert len(rows) == 19
+    assert rows.notes == (
+        f"{path}: left out 1 of 20 rows without text for the anchor or the positive, such as {path}:1",
+    )
+    path = write_jsonl(tmp_path / "many.jsonl", empty, *good[1:])
+    with pytest.raises(DataError, match=r"many\.jsonl: found 1 of 19 rows .* \(5\.3%\).* at most 5%"):
+        read_pairs(path)
+
+
+def test_a_positive_missing_but_scored_is_not_lost_silently(tmp_path: Path) -> None:
+    record = {"query": "q", "pos": [], "neg": ["n"], "pos_scores": [], "neg_scores": [1]}
+    with pytest.raises(DataError, match="found 1 of 1 rows"):
+        read_pairs(write_jsonl(tmp_path / "scored.jsonl", record))
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "t.tsv.gz"])
+def test_tables(tmp_path: Path, name: str) -> None:
+    delimiter = "," if ".csv" in name else "\t"
+    lines = [
+        ["question", "answer", "label", "negative"],
+        ["q", 'say "hi"', "1", ""],
+        [],
+        ["r", "b", "0", "n"],
+    ]
+    content = "\ufeff" + "\r\n".join(delimiter.join(line) for line in lines)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    assert read(path) == [("q", 'say "hi"', [], []), ("r", "b", ["n"], [])]
+    assert read(path, {"anchor": "answer", "positive": "question"})[0][:2] == ('say "hi"', "q")
+
+
+def test_csv_quotes_group_text_over_lines_and_tsv_quotes_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'q,a\r\n"one, two","first\r\nsecond ""line"""\r\n')
+    assert read(path) == [("one, two", 'first\nsecond "line"', [], [])]
+    path = tmp_path / "t.tsv"
+    path.write_text('q\ta\n"quoted" start\t"unbalanced\nr\tb\n')
+    assert read(path) == [('"quoted" start', '"unbalanced', [], []), ("r", "b", [], [])]
+
+
+def test_long_csv_fields_are_read_and_the_limit_is_put_back(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    path = tmp_path / "long.csv"
+    path.write_text(f"q,a\nq,{'x' * (before + 1)}\n")
+    assert len(read(path)[0][1]) == before + 1
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"t\.csv:1: found the header \[\], expected column names"),
+        ("q,q\na,b\n", r"t\.csv:1: found the header \['q', 'q'\], expected column names, each once"),
+        ("q,a\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the header"),
+        ('q,a\nx,"y\n', r"t\.csv:2: not a valid table"),
+        ('q,a\nx,"y"z\n', r"t\.csv:2: not a valid table"),
+    ],
+)
+def test_a_bad_table_names_file_and_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_pairs(path)
+
+
+def test_parquet_files_with_positional_columns(tmp_path: Path) -> None:
+    tables: dict[str, dict[str, list[Any]]] = {
+        "1.parquet": {"query": ["q"], "answer": ["a"]},
+        "2.parquet": {"anchor": ["q"], "positive": ["p"], "negative": ["n"]},
+        "3.parquet": {"title": ["t"], "citation": [["c", "d"]]},
+        "4.parquet": {"premise": ["p"], "hypothesis": ["h"], "label": [2]},
+    }
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), tmp_path / name)
+    assert read(tmp_path) == [
+        ("q", "a", [], []),
+        ("q", "p", ["n"], []),
+        ("t", "c", [], []),
+        ("t", "d", [], []),
+        ("p", "h", [], []),
+    ]
+    assert read_pairs(tmp_path).notes == (f"{tmp_path}: ignored the columns 'label'",)
+
+
+def test_bad_parquet_is_refused_with_its_name_and_row(tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(b"PAR1 but not really PAR1")
+    with pytest.raises(DataError, match=r"bad\.parquet: not a valid Parquet file"):
+        read_pairs(path)
+    pq.write_table(pa.table({"q": ["a", "b"], "a": ["x", "y"], "n": [None, 3]}), path)
+    with pytest.raises(DataError, match=r"bad\.parquet: row 2: found a number in column 'n', expected text"):
+        read_pairs(path)
+
+
+def test_a_folder_mixes_formats_in_the_order_of_names(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "b.jsonl.gz", ["b", "b"])
+    (tmp_path / "a.csv").write_text("x,y\na,a\n")
+    (tmp_path / ".hidden").write_text("ignored")
+    assert [row[0] for row in read(tmp_path)] == ["a", "b"]
+    (tmp_path / "README.md").touch()
+    with pytest.raises(DataError, match=r"README\.md: expected a file ending in \.jsonl"):
+        read_pairs(tmp_path)
+
+
+def test_a_new_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["a", "b"])
+    assert len(read_pairs(tmp_path)) == 1
+    write_jsonl(tmp_path / "b.jsonl", ["c", "d"])
+    assert len(read_pairs(tmp_path)) == 2
+
+
+def test_missing_and_empty_paths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="absent: no such file or folder"):
+        read_pairs(tmp_path / "absent")
+    with pytest.raises(DataError, match="an empty folder"):
+        read_pairs(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(DataError, match="no training row"):
+        read_pairs(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["query", "pos", "neg", "set", "x"]), inner),
+)
+LINE = st.binary() | JSON.map(lambda value: json.dumps(value).encode()) | st.just(b'["a", "b"]')
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(LINE, max_size=5),
+    name=st.sampled_from(["f.jsonl", "f.csv", "f.tsv", "f.jsonl.gz", "f.parquet"]),
+)
+def test_arbitrary_bytes_raise_nothing_but_data_errors(lines: list[bytes], name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(b"\n".join(lines))
+        with suppress(DataError):
+            assert len(read_pairs(path)) > 0
