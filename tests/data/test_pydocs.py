@@ -17,6 +17,16 @@ PARTS: tuple[Split, ...] = ("train", "dev", "test")
 BODY = "one two three four five six seven eight nine ten eleven twelve"
 
 
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pydocs")
+
+
+@pytest.fixture(autouse=True)
+def _parse_once(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXFLUENCE_CACHE", str(shared_cache))
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for numpy and can be filled with any source."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,8 @@ from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation import evaluate, score_embeddings
 
 
-def test_agrees_with_the_evaluator_of_the_host(model: SentenceTransformer, task: RetrievalSet) -> None:
+def test_agrees_with_the_host(make_static: Callable[[], SentenceTransformer], task: RetrievalSet) -> None:
+    model = make_static()
     host = InformationRetrievalEvaluator(
         dict(zip(task.query_ids, task.queries, strict=True)),
         dict(zip(task.doc_ids, task.docs, strict=True)),
@@ -27,32 +29,34 @@ def test_agrees_with_the_evaluator_of_the_host(model: SentenceTransformer, task:
         assert scores[measure] == pytest.approx(host[f"tiny_cosine_{measure}"], abs=1e-6)
 
 
-def test_every_query_is_reported(model: SentenceTransformer, task: RetrievalSet) -> None:
+def test_every_query_is_reported(tiny_bert: SentenceTransformer, task: RetrievalSet) -> None:
     unjudged = replace(task, qrels={"q0": task.qrels["q0"]})
-    evaluation = evaluate(model, unjudged)
+    evaluation = evaluate(tiny_bert, unjudged)
     assert list(evaluation.per_query) == list(task.query_ids)
     assert evaluation.per_query["q1"]["ndcg@10"] == 0.0
     assert set(evaluation.seconds) == {"encode", "search", "score"}
 
 
-def test_prompts_override_those_of_the_model(model: SentenceTransformer, task: RetrievalSet) -> None:
+def test_prompts_of_the_task_override_those_of_the_model(
+    make_static: Callable[[], SentenceTransformer], task: RetrievalSet
+) -> None:
+    model = make_static()
     bare = evaluate(model, task).per_query
-    model.prompts = {"query": "word1 word2 word3 ", "document": "word4 word5 word6 "}
-    prompted = evaluate(model, task).per_query
+    asked = replace(task, query_prompt="w1 w2 ", passage_prompt="w4 w5 w6 ")
+    prompted = evaluate(model, asked).per_query
     assert prompted != bare
-    assert evaluate(model, task, query_prompt="", passage_prompt="").per_query == bare
-    model.prompts = {}
-    own = evaluate(model, task, query_prompt="word1 word2 word3 ", passage_prompt="word4 word5 word6 ")
-    assert own.per_query == prompted
+    model.prompts = {"query": "w1 w2 ", "document": "w4 w5 w6 "}
+    assert evaluate(model, task).per_query == prompted
+    assert evaluate(model, replace(task, query_prompt="", passage_prompt="")).per_query == bare
 
 
-def test_modes_of_the_model_are_kept(model: SentenceTransformer, task: RetrievalSet) -> None:
-    model.train()
-    model[1].eval()
-    evaluate(model, task)
-    assert model.training
-    assert model[0].training
-    assert not model[1].training
+def test_modes_of_the_model_are_kept(tiny_bert: SentenceTransformer, task: RetrievalSet) -> None:
+    tiny_bert.train()
+    tiny_bert[1].eval()
+    evaluate(tiny_bert, task)
+    assert tiny_bert.training
+    assert tiny_bert[0].training
+    assert not tiny_bert[1].training
 
 
 PASSAGES = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.2, 0.0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def two_sets(task: RetrievalSet) -> list[RetrievalSet]:
     return [task, replace(task.take_queries(range(5)), name="first")]
 
 
-def test_returns_each_set_and_their_mean(model: SentenceTransformer, task: RetrievalSet) -> None:
+def test_returns_each_set_and_their_mean(make_static: Callable[[], SentenceTransformer], task: RetrievalSet) -> None:
+    model = make_static()
     sets = two_sets(task)
     scores = DevEvaluator(sets)(model)
     for each in sets:
@@ -32,15 +34,15 @@ def test_returns_each_set_and_their_mean(model: SentenceTransformer, task: Retri
     assert scores["ndcg@10"] == pytest.approx((scores["tiny_ndcg@10"] + scores["first_ndcg@10"]) / 2)
 
 
-def test_training_goes_on_as_if_nothing_had_happened(model: SentenceTransformer, task: RetrievalSet) -> None:
-    model.train()
+def test_training_goes_on_as_if_nothing_had_happened(tiny_bert: SentenceTransformer, task: RetrievalSet) -> None:
+    tiny_bert.train()
     before = torch.get_rng_state()
-    DevEvaluator(two_sets(task))(model)
+    DevEvaluator(two_sets(task))(tiny_bert)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(module.training for module in model.modules())
+    assert all(module.training for module in tiny_bert.modules())
 
 
-def test_the_trainer_selects_by_it(model: SentenceTransformer, task: RetrievalSet, tmp_path: Path) -> None:
+def test_the_trainer_selects_by_it(tiny_bert: SentenceTransformer, task: RetrievalSet, tmp_path: Path) -> None:
     rows = Dataset.from_dict({"anchor": list(task.docs[:16]), "positive": list(task.docs[16:32])})
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(tmp_path),
@@ -56,14 +58,14 @@ def test_the_trainer_selects_by_it(model: SentenceTransformer, task: RetrievalSe
         disable_tqdm=True,
         use_cpu=True,
     )
-    loss = MultipleNegativesRankingLoss(model)
+    loss = MultipleNegativesRankingLoss(tiny_bert)
     evaluator = DevEvaluator(two_sets(task))
-    trainer = SentenceTransformerTrainer(model, arguments, rows, loss=loss, evaluator=evaluator)
+    trainer = SentenceTransformerTrainer(tiny_bert, arguments, rows, loss=loss, evaluator=evaluator)
     trainer.train()
     logged = [entry["eval_ndcg@10"] for entry in trainer.state.log_history if "eval_ndcg@10" in entry]
     assert len(logged) == 2
     assert trainer.state.best_metric == max(logged)
-    model.save_pretrained(str(tmp_path / "final"))
+    tiny_bert.save_pretrained(str(tmp_path / "final"))
     assert "ndcg@10" in (tmp_path / "final" / "README.md").read_text(encoding="utf-8")
 
 

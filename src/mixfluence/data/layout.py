@@ -123,10 +123,10 @@ class Side:
 
 
 def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
-    """Return the fast tokenizer as JSON, without the padding and truncation that calls leave behind."""
+    """Return the fast tokenizer as JSON, with the side it cuts but not the lengths that calls leave behind."""
     tokenizer = model.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         return {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     definition: dict[str, Any] = json.loads(backend.to_str())
-    return {**definition, "padding": None, "truncation": None}
+    return {**definition, "padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}

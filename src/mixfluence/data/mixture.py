@@ -69,4 +69,5 @@ def as_row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
         yield from reader.rows(records_of(name, dataset))
         reader.report(notes)
 
-    return convert_content(content, read)
+    # The name is part of the key because the reader's remarks, kept with the rows, call the dataset by it.
+    return convert_content(f"{name} {content}", read)

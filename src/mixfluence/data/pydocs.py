@@ -39,8 +39,8 @@ MAX_BODY_CHARS = 1_000
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "idlelib", "lib2to3", "site-packages"})
 # Copies of other projects: their texts would reach a target's test queries through another library.
 SKIPPED_FOLDERS |= {"externals", "array_api_compat", "array_api_extra", "_vendor"}
-# The hundreds of model folders of transformers repeat each other and take most of the parsing time.
-SKIPPED_FOLDERS |= {"models"}
+# Most of the parsing time for little text: transformers' many alike models, torch's compiler internals.
+SKIPPED_FOLDERS |= {"models", "_inductor", "_dynamo"}
 RULES = re.compile(r"([-=~^*_+])\1{2,}")
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError
 
 
@@ -20,6 +21,8 @@ class RetrievalSet:
         doc_ids: One id per passage, in the order of `docs`.
         docs: Passage texts, title already joined.
         qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
+        query_prompt: Put before queries instead of the model's own query prompt; None keeps the model's.
+        passage_prompt: Likewise for passages.
     """
 
     name: str
@@ -28,6 +31,8 @@ class RetrievalSet:
     doc_ids: Sequence[str]
     docs: Sequence[str]
     qrels: Mapping[str, Mapping[str, int]]
+    query_prompt: str | None = None
+    passage_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if not len(self.query_ids) or not len(self.doc_ids):
@@ -60,3 +65,20 @@ class RetrievalSet:
         keep += random.Random(seed).sample(others, max(0, min(size - len(keep), len(others))))
         keep.sort()
         return replace(self, doc_ids=[self.doc_ids[i] for i in keep], docs=[self.docs[i] for i in keep])
+
+
+def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
+    """Make a retrieval set of pairs: every distinct query against every distinct passage of the dataset.
+
+    A passage is relevant to the queries it is a positive of. For data that comes without a corpus; where
+    there is one, its reader gives a harder and more honest task.
+    """
+    docs: dict[str, str] = {}
+    queries: dict[str, str] = {}
+    qrels: dict[str, dict[str, int]] = {}
+    for row in dataset.rows:
+        for text in (row["positive"], *row["negatives"]):
+            docs.setdefault(text, f"d{len(docs)}")
+        query = queries.setdefault(row["anchor"], f"q{len(queries)}")
+        qrels.setdefault(query, {})[docs[row["positive"]]] = 1
+    return RetrievalSet(name, list(queries.values()), list(queries), list(docs.values()), list(docs), qrels)

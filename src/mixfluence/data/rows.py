@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 from datasets import Dataset
 
+from mixfluence.atomic import replacing, write_text
 from mixfluence.errors import DataError
 
 SCHEMA = pa.schema(
@@ -96,21 +97,20 @@ def _convert(key: str, source: str, read: Callable[[list[str]], Iterable[Row]]) 
         if len(dataset) == 0:
             path.unlink()
             raise DataError(f"{source}: no training row in it")
-        text = json.dumps({"fingerprint": fingerprint(dataset), "notes": notes})
-        _write_atomically(facts, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_text(facts, json.dumps({"fingerprint": fingerprint(dataset), "notes": notes}))
     known = json.loads(facts.read_text(encoding="utf-8"))
     return RowSet(Dataset.from_file(str(path)), known["fingerprint"], tuple(known["notes"]))
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """Stream rows into an Arrow file that appears under its name only when it is complete."""
-
-    def write(temporary: Path) -> None:
-        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
-            for batch in _batches(rows):
-                writer.write_batch(pa.record_batch(_columns(batch), schema=SCHEMA))
-
-    _write_atomically(path, write)
+    with (
+        replacing(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
+        pa.ipc.new_stream(sink, SCHEMA) as writer,
+    ):
+        for batch in _batches(rows):
+            writer.write_batch(pa.record_batch(_columns(batch), schema=SCHEMA))
 
 
 def rows_in_memory(rows: Iterable[Row]) -> Dataset:
@@ -136,13 +136,3 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     iterator = iter(rows)
     while batch := list(islice(iterator, ROWS_PER_BATCH)):
         yield batch
-
-
-def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -24,23 +24,20 @@ def evaluate(
     *,
     batch_size: int = 64,
     k: int = 100,
-    query_prompt: str | None = None,
-    passage_prompt: str | None = None,
     show_progress: bool = False,
 ) -> Evaluation:
     """Encode a task, search it exactly by cosine similarity and score every query.
 
-    Lengths are the model's own: the `query_length` and `document_length` of its Transformer module. The
-    model is left in the mode it came in and no random number is drawn. For embeddings you already
-    have, use `score_embeddings`; to pick checkpoints while training, `DevEvaluator`.
+    Lengths are the model's own: the `query_length` and `document_length` of its Transformer module. So are
+    the prompts, where the task has none. The model is left in the mode it came in and no random number is
+    drawn. For embeddings you already have, use `score_embeddings`; to pick checkpoints while training,
+    `DevEvaluator`.
 
     Args:
         model: Any sentence-transformers model; embeddings stay on its device.
         task: Queries, passages and judgements.
         batch_size: Texts per forward pass.
         k: Hits per query; less than 100 makes recall@100 and map@100 those of the first k.
-        query_prompt: Put before queries instead of the model's own query prompt; "" for none.
-        passage_prompt: Likewise for passages.
         show_progress: Show the progress bars of the encoder.
     """
 
@@ -56,8 +53,8 @@ def evaluate(
 
     started = perf_counter()
     with _modes_kept(model):
-        queries = encode(model.encode_query, task.queries, query_prompt)
-        passages = encode(model.encode_document, task.docs, passage_prompt)
+        queries = encode(model.encode_query, task.queries, task.query_prompt)
+        passages = encode(model.encode_document, task.docs, task.passage_prompt)
     seconds = {"encode": perf_counter() - started}
     evaluation = score_embeddings(task, queries, passages, k)
     return replace(evaluation, seconds={**seconds, **evaluation.seconds})

@@ -25,18 +25,9 @@ class DevEvaluator(BaseEvaluator):
     Args:
         tasks: One or more dev sets; each counts the same in the mean.
         batch_size: Texts per forward pass.
-        query_prompt: Put before queries instead of the model's own query prompt.
-        passage_prompt: Likewise for passages.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[RetrievalSet],
-        *,
-        batch_size: int = 64,
-        query_prompt: str | None = None,
-        passage_prompt: str | None = None,
-    ) -> None:
+    def __init__(self, tasks: Sequence[RetrievalSet], *, batch_size: int = 64) -> None:
         super().__init__()
         names = [task.name for task in tasks]
         if not names or len(set(names)) < len(names):
@@ -44,8 +35,6 @@ class DevEvaluator(BaseEvaluator):
         self.primary_metric = "ndcg@10"
         self._tasks = tasks
         self._batch_size = batch_size
-        self._query_prompt = query_prompt
-        self._passage_prompt = passage_prompt
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: float = -1, steps: int = -1
@@ -58,12 +47,4 @@ class DevEvaluator(BaseEvaluator):
         return scores
 
     def _ndcg(self, model: SentenceTransformer, task: RetrievalSet) -> float:
-        evaluation = evaluate(
-            model,
-            task,
-            batch_size=self._batch_size,
-            k=10,
-            query_prompt=self._query_prompt,
-            passage_prompt=self._passage_prompt,
-        )
-        return evaluation.mean("ndcg@10")
+        return evaluate(model, task, batch_size=self._batch_size, k=10).mean("ndcg@10")

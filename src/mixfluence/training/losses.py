@@ -27,6 +27,9 @@ def info_nce(
         gather_across_devices: Take the other processes' passages as negatives too, with their gradient.
     """
     options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
-    if mini_batch_size is None:
-        return MultipleNegativesRankingLoss(model, **options)
-    return CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
+    loss: nn.Module = (
+        MultipleNegativesRankingLoss(model, **options)
+        if mini_batch_size is None
+        else CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
+    )
+    return loss

@@ -89,11 +89,10 @@ class MixtureBatchSampler(Sampler[list[int]]):
         """Datasets of the batches that were drawn but not trained on yet."""
         return [draw.dataset for draw in self._pending]
 
-    def forget_trained(self, trained: int) -> list[Draw]:
-        """Return the draws that training has finished with, given how many batches it has trained on."""
-        finished = [self._pending.popleft() for _ in range(trained - self._trained)]
-        self._trained = trained
-        return finished
+    def forget_trained(self) -> Draw:
+        """Return the oldest draw, the batch that training has just finished with."""
+        self._trained += 1
+        return self._pending.popleft()
 
     def probabilities(self) -> Vector:
         """Return the probability of each dataset for the next draw, with the epoch cap applied."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
 from mixfluence.training.sampler import Draw
 
@@ -43,21 +43,25 @@ class MixtureCallback(TrainerCallback):
         self._started = time.monotonic()
         if not state.is_world_process_zero:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         known = read_trace(self._path) if state.global_step and self._path.exists() else []
         known = [line for line in known if line["step"] <= state.global_step]
         if known:
             self._started -= known[-1]["seconds"]
         else:
             known = [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
-        self._path.write_text("".join(map(_line, known)), encoding="utf-8")
+        write_text(self._path, "".join(map(_line, known)))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the sampler how far training is."""
-        batches = state.global_step * args.gradient_accumulation_steps
-        self._untold += self._trainer.sampler.forget_trained(batches)
+        """Tell the sampler that a batch was trained on, the last of its step."""
+        self._untold.append(self._trainer.sampler.forget_trained())
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the sampler that a batch was trained on, one of several whose gradients are accumulated."""
+        self._untold.append(self._trainer.sampler.forget_trained())
 
     def on_log(
         self,
@@ -76,7 +80,7 @@ class MixtureCallback(TrainerCallback):
         self._tell(state, {})
         if state.is_world_process_zero:
             folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            write_state(folder, self._trainer.mixture_state())
+            write_text(folder / STATE_FILE, json.dumps(self._trainer.mixture_state()))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -105,13 +109,6 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a trace; a last line cut short by a crash is left out."""
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1] if line]
-
-
-def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Write our part of a checkpoint, complete or not at all."""
-    temporary = folder / f"{STATE_FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(state), encoding="utf-8")
-    os.replace(temporary, folder / STATE_FILE)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -96,12 +96,13 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **host_options: Any) -> TrainOutput:
         """Train, or go on from a checkpoint exactly where it was written."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-            if resume_from_checkpoint is None:
+        checkpoint = resume_from_checkpoint or None
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+            if checkpoint is None:
                 raise DataError(f"{self.args.output_dir}: no checkpoint to resume from")
-        self._resumed = self._load_state(Path(resume_from_checkpoint)) if resume_from_checkpoint else None
-        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **host_options)
+        self._resumed = self._load_state(Path(checkpoint)) if checkpoint else None
+        return super().train(resume_from_checkpoint=checkpoint, **host_options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
@@ -115,10 +116,11 @@ class MixtureTrainer(SentenceTransformerTrainer):
             self.sampler.load_state_dict(self._resumed["sampler"], skip=not self.args.ignore_data_skip)
         # Not handed to accelerate: the sampler gives each process its share itself, and accelerate would
         # read one batch ahead, which delays new weights by a step.
+        collator: Any = PadCollator(name_datasets=isinstance(self.loss, dict))
         return DataLoader(
             MixtureRows(tokenised, negatives),
             batch_sampler=self.sampler,
-            collate_fn=PadCollator(name_datasets=isinstance(self.loss, dict)),
+            collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
@@ -234,7 +236,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     @property
     def _seed(self) -> int:
-        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
     def _batch_sizes(self, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
         """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives."""

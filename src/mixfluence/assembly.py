@@ -1,0 +1,148 @@
+"""Recipe sections become objects: sources are read, the encoder is loaded, the trainer is set up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+
+from mixfluence.config import (
+    BeirSource,
+    HubSource,
+    InitialSection,
+    ModelSection,
+    PairsSource,
+    PydocsSource,
+    Recipe,
+    Source,
+    StrategySection,
+)
+from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
+from mixfluence.data.halves import guiding_half, selecting_half
+from mixfluence.data.hub import read_hub
+from mixfluence.data.pairs import read_pairs
+from mixfluence.data.pydocs import read_pydocs_retrieval, read_pydocs_rows
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
+from mixfluence.data.rows import RowSet
+from mixfluence.data.weights import read_weights
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import RecipeError
+from mixfluence.policy import Initial, Temperature, Weights
+from mixfluence.strategies import STRATEGIES, Strategy
+
+
+def read_rows(source: Source) -> RowSet:
+    """Read the training or dev rows of a source."""
+    match source:
+        case BeirSource():
+            return read_beir_rows(source.path, source.split, source.per)
+        case PairsSource():
+            return read_pairs(source.path, source.columns)
+        case HubSource():
+            return read_hub(source.id, source.revision, source.config, source.split, source.columns)
+        case PydocsSource():
+            return read_pydocs_rows(source.library, source.split)
+
+
+def read_task(name: str, source: Source) -> RetrievalSet:
+    """Read a source as a retrieval task, with its prompts."""
+    match source:
+        case BeirSource():
+            task = read_beir_retrieval(source.path, source.split, name)
+        case PydocsSource():
+            task = read_pydocs_retrieval(source.library, source.split, name)
+        case _:
+            task = retrieval_from_rows(name, read_rows(source))
+    return replace(task, query_prompt=source.query_prompt or None, passage_prompt=source.passage_prompt or None)
+
+
+def read_guides(recipe: Recipe) -> dict[str, RowSet]:
+    """Read the dev rows that may guide sampling."""
+    dev = {name: read_rows(source) for name, source in recipe.dev.items()}
+    if recipe.selection and recipe.selection.dev == "halves":
+        return {name: guiding_half(name, rows) for name, rows in dev.items()}
+    return dev
+
+
+def read_selection_tasks(recipe: Recipe) -> list[RetrievalSet]:
+    """Read the dev tasks that select a checkpoint; none if the recipe does not select."""
+    if recipe.selection is None:
+        return []
+    tasks = [read_task(name, source) for name, source in recipe.dev.items()]
+    if recipe.selection.dev == "halves":
+        tasks = [selecting_half(task) for task in tasks]
+    return [task.sample_corpus(recipe.selection.corpus) for task in tasks]
+
+
+def build_model(section: ModelSection) -> SentenceTransformer:
+    """Load the encoder."""
+    return load_encoder(**section.model_dump())
+
+
+def build_strategy(section: StrategySection) -> Strategy:
+    """Set up the sampler."""
+    options = {**section.model_dump(exclude={"name", "init"}), "init": _initial(section.init)}
+    return STRATEGIES[section.name](**options)
+
+
+def training_arguments(recipe: Recipe, folder: Path, device: torch.device) -> SentenceTransformerTrainingArguments:
+    """Translate a recipe into the host's arguments."""
+    training, selection = recipe.training, recipe.selection
+    save_every = selection.every if selection else training.save_every
+    own: dict[str, Any] = {
+        "output_dir": str(folder / "checkpoints"),
+        "seed": recipe.seed,
+        "max_steps": training.steps,
+        "per_device_train_batch_size": training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "bf16": _bf16(training.precision, device),
+        "use_cpu": device.type == "cpu",
+        "logging_steps": training.log_every,
+        "save_strategy": "steps" if save_every else "no",
+        "save_steps": save_every or training.steps,
+        "save_total_limit": 2,
+        "eval_strategy": "steps" if selection else "no",
+        "eval_steps": selection.every if selection else None,
+        "load_best_model_at_end": selection is not None,
+        "metric_for_best_model": "eval_ndcg@10" if selection else None,
+        "greater_is_better": True if selection else None,
+        "prompts": _prompts(recipe) or None,
+        "disable_tqdm": True,
+        "report_to": [],
+    }
+    known = signature(SentenceTransformerTrainingArguments).parameters
+    for name in training.host:
+        if name not in known or (name in own and name != "report_to"):
+            near = get_close_matches(name, set(known) - set(own), n=1)
+            reason = "is set by the recipe's own keys" if name in own else "is no argument of the host's trainer"
+            raise RecipeError(f"training.host: {name!r} {reason}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return SentenceTransformerTrainingArguments(**own | training.host)
+
+
+def _prompts(recipe: Recipe) -> dict[str, dict[str, str]]:
+    return {
+        name: {"anchor": source.query_prompt, "positive": source.passage_prompt}
+        for name, source in recipe.train.items()
+        if source.query_prompt or source.passage_prompt
+    }
+
+
+def _bf16(precision: str, device: torch.device) -> bool:
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return precision == "bf16"
+
+
+def _initial(section: InitialSection) -> Initial:
+    if section.temperature is not None:
+        return Temperature(section.temperature)
+    return Weights(read_weights(section.file) if section.file else section.weights or {})

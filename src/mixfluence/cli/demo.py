@@ -1,0 +1,52 @@
+"""`mixfluence demo`."""
+
+from __future__ import annotations
+
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mixfluence.cli.terminal import errors, output, prepare
+
+SAMPLERS = {"proportional sampling": "proportional", "uniform sampling": "uniform"}
+
+
+class Encoder(StrEnum):
+    """What the demo can adapt."""
+
+    WORDLLAMA = "wordllama"
+    MINILM = "minilm"
+
+
+def demo(
+    encoder: Annotated[
+        Encoder, typer.Option(help="wordllama takes seconds on a CPU, minilm (a transformer) far longer.")
+    ] = Encoder.WORDLLAMA,
+    target: Annotated[str, typer.Option(help="The library to adapt to.")] = "scikit-learn",
+    to: Annotated[Path, typer.Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
+) -> None:
+    """Adapt an encoder to a library's documentation on this machine and show what each sampler gives."""
+    prepare()
+    from mixfluence.assembly import build_model, read_task
+    from mixfluence.data.pydocs import LIBRARIES
+    from mixfluence.experiment import evaluate_tasks, run
+    from mixfluence.recipe_file import find_recipe, load_recipe
+    from mixfluence.report.tables import score_table
+    from mixfluence.training.progress import ProgressDisplay
+
+    splits = {library: {"split": "train" if library == target else "all"} for library in LIBRARIES}
+    changes = [f"model.name={encoder}", f"train={splits}", f"dev=[{target}]", f"test=[{target}]"]
+    recipe = load_recipe(find_recipe("pydocs"), changes)
+    tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
+    rows = {"zero-shot": evaluate_tasks(build_model(recipe.model), tasks, recipe)}
+    for label, init in SAMPLERS.items():
+        folder = to / init
+        shutil.rmtree(folder, ignore_errors=True)
+        chosen = load_recipe(find_recipe("pydocs"), [*changes, f"strategy.init={init}", f"output={folder}"])
+        rows[label] = run(chosen, callbacks=[ProgressDisplay(errors, label)])
+    queries = len(tasks[target].queries)
+    output.print(score_table(f"{target}: NDCG@10 on {queries} test queries", rows))
+    output.print(f"Runs are in {to}; load one with SentenceTransformer('{to}/uniform/model').", highlight=False)

@@ -1,0 +1,273 @@
+"""The token cache.
+
+- A batch read from it equals the host's `preprocess` of the same texts, padded on either side or flat, with prompts
+  and with lengths that cut.
+- Text is tokenised once: a second run asks the tokenizer only how it behaves.
+- Equal rows share a folder however they are stored; another prompt, length or tokenizer has its own.
+- An interrupted build leaves nothing that looks complete.
+- Short lists of negatives repeat; a row without any borrows from the batch and never gets its own positive.
+- Teacher scores stay with their passages; a wrong number of them is an error.
+- Equal texts have equal keys on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+
+from mixfluence.data import tokenising
+from mixfluence.data.layout import Tokeniser
+from mixfluence.data.rows import Row, RowSet, cache_root, fingerprint, write_rows
+from mixfluence.data.tokenising import Prompts, text_key, tokenise
+from mixfluence.data.tokens import TokenisedRows, TokenTable
+from mixfluence.errors import DataError, MixfluenceError
+from tests.conftest import WORDS, row_set
+
+PROMPTS = Prompts("w7 w8 ", "w9 ")
+MakeModel = Callable[[], SentenceTransformer]
+
+
+def text(start: int, length: int) -> str:
+    return " ".join(WORDS[start : start + length])
+
+
+# Texts of 1 to 30 words (the tiny transformer cuts queries at 8 tokens, passages at 16), each repeated somewhere.
+ROWS = [Row(text(i, 1 + i % 11), text(40 + i % 13, 1 + i * 7 % 30), [text(80 + i % 5, 3 + i)] * 2) for i in range(24)]
+
+
+@pytest.fixture(params=["static", "transformer", "padded left"])
+def model(
+    request: pytest.FixtureRequest, make_static: MakeModel, tiny_bert: SentenceTransformer
+) -> SentenceTransformer:
+    if request.param == "static":
+        return make_static()
+    tiny_bert.tokenizer.padding_side = "left" if request.param == "padded left" else "right"
+    return tiny_bert
+
+
+def folders() -> set[Path]:
+    return set((cache_root() / "tokens").glob("*"))
+
+
+def features(table: TokenTable, positions: list[int]) -> dict[str, Any]:
+    return table.layout.features(table.token_ids(np.array(positions)))
+
+
+def assert_equal_features(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype
+            assert found[name].tolist() == value.tolist()
+        else:
+            assert found[name] == value
+
+
+@pytest.mark.parametrize("prompts", [Prompts(), PROMPTS])
+def test_a_batch_from_the_cache_is_the_hosts(model: SentenceTransformer, prompts: Prompts) -> None:
+    tokenised = tokenise(row_set(*ROWS), Tokeniser(model), prompts)
+    for rows in (np.arange(24), np.array([5, 17, 2]), np.array([3])):
+        anchors = features(tokenised.queries, tokenised.anchors[rows].tolist())
+        texts = [ROWS[row].anchor for row in rows]
+        expected = model.preprocess(texts, prompt=prompts.query or None, task="query")
+        assert_equal_features(anchors, {**expected, "task": "query"})
+        passages, _ = tokenised.candidates(rows, 2)
+        for column in range(3):
+            texts = [(ROWS[row].positive, *ROWS[row].negatives)[column] for row in rows]
+            expected = model.preprocess(texts, prompt=prompts.document or None, task="document")
+            found = features(tokenised.documents, passages[:, column].tolist())
+            assert_equal_features(found, {**expected, "task": "document"})
+
+
+def test_many_texts_of_many_chunks_keep_their_order(make_static: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenising, "TEXTS_PER_CHUNK", 5)
+    done: list[int] = []
+    tokenised = tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts(), done.append)
+    words = [[WORDS[i - 1] for i in ids] for ids in tokenised.queries.token_ids(tokenised.anchors)]
+    assert words == [row.anchor.split() for row in ROWS]
+    assert sum(done) == len(tokenised) == len(ROWS)
+    assert len(tokenised.documents) == len({text for row in ROWS for text in (row.positive, *row.negatives)})
+
+
+def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    preprocess = model.preprocess
+
+    def counting(texts: list[str], **options: Any) -> dict[str, Any]:
+        asked.append(len(texts))
+        return dict(preprocess(texts, **options))
+
+    monkeypatch.setattr(model, "preprocess", counting)
+    first = tokenise(row_set(*ROWS), Tokeniser(model), PROMPTS)
+    distinct = len(first.queries) + len(first.documents)
+    assert sum(asked) == distinct + 4
+    times = {file: file.stat().st_mtime_ns for folder in folders() for file in folder.iterdir()}
+    asked.clear()
+    done: list[int] = []
+    second = tokenise(row_set(*ROWS), Tokeniser(model), PROMPTS, done.append)
+    assert asked == [2, 2]
+    assert done == [len(ROWS)]
+    assert {file: file.stat().st_mtime_ns for folder in folders() for file in folder.iterdir()} == times
+    assert second.anchors.tolist() == first.anchors.tolist()
+
+
+def test_equal_rows_share_a_folder_however_they_are_stored(make_static: MakeModel, tmp_path: Path) -> None:
+    write_rows([ROWS[0], *ROWS, ROWS[0]], tmp_path / "rows.arrow")
+    stored = Dataset.from_file(str(tmp_path / "rows.arrow")).select(range(1, 25))
+    tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts())
+    tokenise(RowSet(stored, fingerprint(stored)), Tokeniser(make_static()), Prompts())
+    assert len(folders()) == 1
+
+
+def test_whatever_changes_the_ids_has_its_own_folder(tiny_bert: SentenceTransformer, make_static: MakeModel) -> None:
+    rows = row_set(*ROWS)
+    tokenise(rows, Tokeniser(tiny_bert), Prompts())
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(tiny_bert[0], "query_length", 7),
+        lambda: setattr(tiny_bert[0], "document_length", 15),
+        lambda: setattr(tiny_bert.tokenizer, "padding_side", "left"),
+        lambda: setattr(tiny_bert.tokenizer, "truncation_side", "left"),
+        lambda: tiny_bert.tokenizer.add_tokens(["w3 w4"]),
+    ]
+    for number, change in enumerate(changes, 1):
+        change()
+        tokenise(rows, Tokeniser(tiny_bert), Prompts())
+        assert len(folders()) == 1 + number
+    for prompts in (Prompts("w1 "), Prompts("", "w1 "), Prompts("w1 ", "w1 "), Prompts("w2 ")):
+        tokenise(rows, Tokeniser(tiny_bert), prompts)
+    assert len(folders()) == len(changes) + 5
+    tokenise(rows, Tokeniser(make_static()), Prompts())
+    assert len(folders()) == len(changes) + 6
+
+
+def test_tokenising_leaves_no_trace_in_the_key(tiny_bert: SentenceTransformer) -> None:
+    first = Tokeniser(tiny_bert).side("query", "w1 ").fingerprint
+    tiny_bert.preprocess([text(0, 60)], task="document")
+    assert Tokeniser(tiny_bert).side("query", "w1 ").fingerprint == first
+
+
+def test_an_interrupted_build_leaves_nothing(tiny_bert: SentenceTransformer) -> None:
+    tokeniser = Tokeniser(tiny_bert)
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenise(row_set(*ROWS), tokeniser, Prompts(), interrupt)
+    assert folders() == set()
+    assert len(tokenise(row_set(*ROWS), tokeniser, Prompts())) == len(ROWS)
+    assert len(folders()) == 1
+
+
+def test_a_folder_that_another_process_finished_first_is_taken(make_static: MakeModel) -> None:
+    rows, tokeniser = row_set(*ROWS), Tokeniser(make_static())
+    inner: list[TokenisedRows] = []
+
+    def interfere(_: int) -> None:
+        if not inner:
+            inner.append(tokenise(rows, tokeniser, Prompts()))
+
+    assert tokenise(rows, tokeniser, Prompts(), interfere).anchors.tolist() == inner[0].anchors.tolist()
+    assert len(folders()) == 1
+
+
+def passage_texts(rows: RowSet, make_static: MakeModel, chosen: list[int], negatives: int) -> list[list[str]]:
+    tokenised = tokenise(rows, Tokeniser(make_static()), Prompts())
+    passages, scores = tokenised.candidates(np.array(chosen), negatives)
+    assert scores.shape == passages.shape
+    return [[" ".join(WORDS[i - 1] for i in ids) for ids in tokenised.documents.token_ids(row)] for row in passages]
+
+
+def test_short_lists_of_negatives_repeat_and_long_ones_are_cut(make_static: MakeModel) -> None:
+    rows = row_set(Row("w0", "w1", ["w2", "w3"]), Row("w4", "w5", ["w6", "w7", "w8", "w9", "w10"]))
+    assert passage_texts(rows, make_static, [1, 0], 4) == [
+        ["w5", "w6", "w7", "w8", "w9"],
+        ["w1", "w2", "w3", "w2", "w3"],
+    ]
+
+
+@pytest.mark.parametrize("negatives", [1, 2, 5])
+def test_a_row_without_negatives_borrows_but_never_its_own_positive(make_static: MakeModel, negatives: int) -> None:
+    bare = [Row(f"w{i}", f"w{i + 20}") for i in range(4)]
+    rows = row_set(*bare, Row("w10", "w30", ["w50"]))
+    for chosen in ([0, 1, 2, 3, 4], [3, 4], [4, 1]):
+        positives = [f"w{row + 20}" if row < 4 else "w30" for row in chosen]
+        for row, (positive, *borrowed) in zip(
+            chosen, passage_texts(rows, make_static, chosen, negatives), strict=True
+        ):
+            assert len(borrowed) == negatives
+            assert positive == (f"w{row + 20}" if row < 4 else "w30")
+            assert set(borrowed) == {"w50"} if row == 4 else set(borrowed) <= set(positives) - {positive}
+
+
+def test_a_lone_row_without_negatives_has_nobody_to_borrow_from(make_static: MakeModel) -> None:
+    rows = row_set(Row("w0", "w1"), Row("w2", "w3", ["w4"]))
+    assert passage_texts(rows, make_static, [0], 3) == [["w1"]]
+    assert passage_texts(rows, make_static, [1], 3) == [["w3", "w4", "w4", "w4"]]
+
+
+def test_teacher_scores_stay_with_their_passages(make_static: MakeModel) -> None:
+    rows = row_set(Row("w0", "w1", ["w2", "w3"], [0.9, 0.2, 0.3]), Row("w4", "w5", [], [0.5]), Row("w6", "w7", ["w8"]))
+    tokenised = tokenise(rows, Tokeniser(make_static()), Prompts())
+    assert tokenised.has_scores
+    assert tokenised.least_negatives == 0
+    passages, scores = tokenised.candidates(np.array([2, 0, 1]), 3)
+    missing = float("nan")
+    assert scores == pytest.approx(
+        np.array([[missing] * 4, [0.9, 0.2, 0.3, 0.2], [0.5, missing, missing, missing]]), nan_ok=True
+    )
+    assert passages[1, 1] == passages[1, 3]
+
+
+@pytest.mark.parametrize("scores", [[0.5], [0.5, 0.4, 0.3]])
+def test_a_wrong_number_of_teacher_scores_is_an_error(make_static: MakeModel, scores: list[float]) -> None:
+    rows = row_set(Row("w0", "w1", ["w2"], [1, 0]), Row("w0", "w1", ["w2"], scores))
+    with pytest.raises(DataError, match=rf"row 1: {len(scores)} teacher scores for 2 passages"):
+        tokenise(rows, Tokeniser(make_static()), Prompts())
+    assert folders() == set()
+
+
+def test_equal_texts_have_equal_keys_on_both_sides(make_static: MakeModel) -> None:
+    given = [Row("w0", "w1", ["w2", "w0"]), Row("w1", "w0", ["w1"]), Row("w2", "w1", [])]
+    tokenised = tokenise(row_set(*given), Tokeniser(make_static()), Prompts("w9 ", "w8 "))
+    keys = tokenised.text_keys(np.array([2, 0, 1]), 2)
+    by_text = {word: text_key(word) for word in ("w0", "w1", "w2")}
+    assert len(set(by_text.values())) == 3
+    named = [[next(word for word, key in by_text.items() if key == found) for found in row] for row in keys.tolist()]
+    assert named == [["w2", "w1", "w1", "w1"], ["w0", "w1", "w2", "w0"], ["w1", "w0", "w1", "w1"]]
+    assert tokenised.distinct_positives == 2
+    assert tokenised.text_keys(np.array([], np.int64), 2).shape == (0, 4)
+
+
+def test_texts_without_a_token_are_kept(make_static: MakeModel) -> None:
+    tokenised = tokenise(row_set(Row(" ", "w1"), Row("w2", " "), Row(" ", " ")), Tokeniser(make_static()), Prompts())
+    assert [len(ids) for ids in tokenised.queries.token_ids(tokenised.anchors)] == [0, 1, 0]
+    alone = tokenise(row_set(Row(" ", " ")), Tokeniser(make_static()), Prompts())
+    assert features(alone.queries, [0])["offsets"].tolist() == [0]
+
+
+def test_inputs_that_are_more_than_token_ids_are_refused(
+    tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocess = tiny_bert.preprocess
+
+    def with_positions(texts: list[str], **options: Any) -> dict[str, Any]:
+        output = dict(preprocess(texts, **options))
+        return output | {"position_ids": torch.ones_like(output["input_ids"])}
+
+    monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
+    with pytest.raises(MixfluenceError, match="cannot be cached as token ids .*'position_ids'"):
+        Tokeniser(tiny_bert).side("query", "")
+
+
+def test_a_side_is_asked_once_per_prompt(tiny_bert: SentenceTransformer) -> None:
+    tokeniser = Tokeniser(tiny_bert)
+    first, second, third = (tokeniser.side("query", prompt) for prompt in ("", "w1 ", ""))
+    assert first is third is not second

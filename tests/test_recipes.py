@@ -1,0 +1,164 @@
+"""Recipes.
+
+- Every recipe that ships is valid, says what it is for, and survives writing and reading.
+- A wrong recipe gives one error that names the file, the line, the key and, for a misspelt key, the nearest.
+- Sources inherit defaults, their name and the split of their section.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixfluence.config import BeirSource, PydocsSource
+from mixfluence.errors import RecipeError
+from mixfluence.recipe_file import RECIPES, dump_recipe, find_recipe, load_recipe
+
+SHIPPED = sorted(RECIPES.glob("*.yaml"))
+SMALL = """\
+name: small
+model: {name: wordllama}
+defaults: {format: pydocs, library: "{name}"}
+train: [numpy, scipy]
+dev: [pandas]
+training:
+  steps: 10
+  batch_size: 4
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_recipes_ship() -> None:
+    assert len(SHIPPED) >= 2
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_recipes_are_valid_and_explain_themselves(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path, files_may_be_missing=True)
+    assert recipe.name == path.stem
+    header = path.read_text(encoding="utf-8")
+    assert all(f"# {word}:" in header for word in ("Purpose", "Cost", "Run", "Expect"))
+    again = load_recipe(write(tmp_path, dump_recipe(recipe)), files_may_be_missing=True)
+    assert again == recipe
+
+
+def test_sources_inherit_defaults_name_and_split(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL))
+    assert recipe.train["numpy"] == PydocsSource(format="pydocs", library="numpy", split="train")
+    assert recipe.dev["pandas"] == PydocsSource(format="pydocs", library="pandas", split="dev")
+
+
+def test_a_source_overrides_its_defaults_and_ignores_those_of_other_formats(tmp_path: Path) -> None:
+    (tmp_path / "fever").mkdir()
+    sources = f"{{numpy: {{split: all}}, fever: {{format: beir, path: '{tmp_path}/{{name}}'}}}}"
+    recipe = load_recipe(write(tmp_path, SMALL.replace("[numpy, scipy]", sources)))
+    assert recipe.train["numpy"] == PydocsSource(format="pydocs", library="numpy", split="all")
+    assert recipe.train["fever"] == BeirSource(format="beir", path=tmp_path / "fever", split="train")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("1e-3", 1e-3),
+        ("2e-5", 2e-5),
+        ("0.5", 0.5),
+        (".5", 0.5),
+        ("3", 3.0),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(tmp_path: Path, written: str, expected: float) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), [f"training.learning_rate={written}"])
+    assert recipe.training.learning_rate == expected
+
+
+def test_a_dataset_may_be_called_no(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL.replace("[numpy, scipy]", "[no, yes, on]")))
+    assert list(recipe.train) == ["no", "yes", "on"]
+
+
+@pytest.mark.parametrize(
+    ("init", "temperature"),
+    [("uniform", math.inf), ("proportional", 1.0), ("{temperature: .inf}", math.inf), ("{temperature: 0.3}", 0.3)],
+)
+def test_initial_distributions(tmp_path: Path, init: str, temperature: float) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), [f"strategy.init={init}"])
+    assert recipe.strategy.init.temperature == temperature
+
+
+def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
+    assert load_recipe(write(tmp_path, SMALL), ["strategy=static"]).strategy.name == "static"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("steps: 10", "stepz: 10", r"recipe.yaml:6: training: unknown key 'stepz'; did you mean 'steps'\?"),
+        ("steps: 10", "steps: many", r"recipe.yaml:7: training\.steps: .*integer.*found 'many'"),
+        ("steps: 10", "steps: true", r"recipe.yaml:7: training\.steps: .*integer.*found True"),
+        ("steps: 10", "steps: 0", r"recipe.yaml:7: training\.steps: .*greater than or equal to 1.*found 0"),
+        ("  steps: 10\n", "", r"recipe.yaml:6: training\.steps: this key is missing"),
+        ("model: {name: wordllama}\n", "", r"recipe.yaml:1: model: this key is missing"),
+        ("format: pydocs", "format: pydoc", r"recipe.yaml:4: train\.numpy\.format: expected one of .*found 'pydoc'"),
+        ("library:", "librari:", r"defaults: unknown key 'librari'; did you mean 'library'\?"),
+        ("[numpy, scipy]", "[numpy, numpy]", r"train: 'numpy' is listed twice"),
+        ("[numpy, scipy]", "[]", r"recipe.yaml:4: train: .*at least 1"),
+        (
+            "[numpy, scipy]",
+            "{numpy: {format: beir, path: nowhere}}",
+            r"train\.numpy\.path: no such file or folder: /.*nowhere",
+        ),
+        ("name: small", "name: small\nname: twice", r"recipe.yaml:2: not valid YAML \('name' is there twice\)"),
+        ("name: small", "name: [small", r"recipe.yaml:\d+: not valid YAML"),
+        (
+            "name: small",
+            "name: small\nselection: {every: 3}",
+            r"selection.every \(3\) must divide training.steps \(10\)",
+        ),
+        ("dev: [pandas]", "selection: {every: 5}", r"selection needs at least one dev set"),
+        (
+            "name: small",
+            "name: small\nstrategy: {init: {temperature: 0}}",
+            r"strategy\.init\.temperature: .*greater than 0",
+        ),
+        ("name: small", "name: small\nstrategy: {init: {}}", r"strategy\.init: give exactly one of temperature"),
+        ("name: small", "name: small\nstrategy: {init: sideways}", r"strategy\.init: expected uniform.*'sideways'"),
+        ("name: small", "name: small\nstrategy: inf-dss", r"strategy\.name: .*'static'.*found 'inf-dss'"),
+    ],
+)
+def test_a_wrong_recipe_names_the_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in SMALL
+    with pytest.raises(RecipeError, match=message) as caught:
+        load_recipe(write(tmp_path, SMALL.replace(old, new)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["training.steps", "=3", "name.first=x", "training.steps=[1"])
+def test_a_wrong_override_is_named(tmp_path: Path, override: str) -> None:
+    with pytest.raises(RecipeError, match="override"):
+        load_recipe(write(tmp_path, SMALL), [override])
+
+
+def test_missing_recipes_list_what_there_is() -> None:
+    with pytest.raises(RecipeError, match="english13"):
+        find_recipe("no-such-recipe")
+    assert find_recipe("pydocs") == RECIPES / "pydocs.yaml"
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_recipe_or_an_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = write(tmp_path_factory.mktemp("any"), text)
+    message = None
+    try:
+        load_recipe(path)
+    except RecipeError as error:
+        message = str(error)
+    assert message is None or str(path) in message

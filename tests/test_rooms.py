@@ -1,0 +1,88 @@
+"""The program's rooms and the doors between them.
+
+- Every module is in a room, and imports no room but those its own may see.
+- The host's trainer is known to `training` and to what puts a run together; probabilities know no tensor.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mixfluence
+
+SOURCE = Path(mixfluence.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+TOOLS = {"errors", "atomic"}
+PARTS = {*TOOLS, "encoders", "policy", "strategies", "data", "evaluation", "training"}
+# Room -> the other rooms it may import. Only what puts a run together knows recipes, and only `cli` the user.
+DOORS: dict[str, set[str]] = {
+    "errors": set(),
+    "atomic": set(),
+    "record": TOOLS,
+    "encoders": TOOLS,
+    "policy": TOOLS,
+    "strategies": {*TOOLS, "policy"},
+    "data": TOOLS,
+    "evaluation": {*TOOLS, "data"},
+    "training": {*TOOLS, "policy", "strategies", "data"},
+    "report": {*TOOLS, "data", "evaluation"},
+    "config": TOOLS,
+    "recipe_file": {*TOOLS, "config"},
+    "assembly": {*PARTS, "config"},
+    "experiment": {*PARTS, "config", "recipe_file", "assembly", "record"},
+    "cli": {*PARTS, "config", "recipe_file", "assembly", "experiment", "report"},
+}
+# Package -> the rooms that may know it.
+GUESTS: dict[str, set[str]] = {
+    "transformers": {"training", "experiment", "cli"},
+    "accelerate": {"training", "experiment", "cli"},
+    "sentence_transformers": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
+    "torch": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
+    "datasets": {"training", "data", "cli"},
+    "pydantic": {"config", "recipe_file"},
+    "typer": {"cli"},
+}
+
+
+def room_of(module: Path) -> str:
+    return module.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imports(module: Path) -> Iterator[list[str]]:
+    """Yield the parts of every name a module imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{module}: imports are absolute"
+            yield from ([*node.module.split("."), alias.name] for alias in node.names)
+
+
+IMPORTS = [(module.relative_to(SOURCE), room_of(module), name) for module in MODULES for name in imports(module)]
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert len(MODULES) > 20
+    assert {room_of(module) for module in MODULES} - {"__init__", "__main__"} == set(DOORS)
+
+
+@pytest.mark.parametrize("room", sorted(DOORS))
+def test_a_room_imports_only_the_rooms_it_may_see(room: str) -> None:
+    allowed = DOORS[room] | {room}
+    wrong = [
+        f"{module} imports {'.'.join(name)}"
+        for module, importer, name in IMPORTS
+        if importer == room and name[0] == "mixfluence" and name[1] not in allowed
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(GUESTS))
+def test_a_package_is_known_only_where_it_is_needed(package: str) -> None:
+    wrong = [str(module) for module, room, name in IMPORTS if name[0] == package and room not in GUESTS[package]]
+    assert wrong == []

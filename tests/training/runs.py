@@ -1,0 +1,79 @@
+"""Two small datasets of the words w0 .. w199, and runs that take a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from mixfluence.policy import Vector, softmax
+from mixfluence.strategies import Strategy
+from mixfluence.training.losses import info_nce
+from mixfluence.training.trainer import MixtureTrainer
+
+
+def pool() -> dict[str, Dataset]:
+    """`near` has 30 pairs of words below w100, `far` 18 triples of words from w100 on."""
+    return {
+        "near": Dataset.from_dict(
+            {"query": [f"w{i} w{i + 1}" for i in range(30)], "answer": [f"w{i + 50}" for i in range(30)]}
+        ),
+        "far": Dataset.from_dict(
+            {
+                "query": [f"w{i + 100}" for i in range(18)],
+                "answer": [f"w{i + 130} w{i + 131}" for i in range(18)],
+                "other": [f"w{i + 160}" for i in range(18)],
+            }
+        ),
+    }
+
+
+def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArguments:
+    """Six steps of four rows on the CPU, everything logged and nothing saved."""
+    chosen = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01, **options}
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
+    return SentenceTransformerTrainingArguments(
+        output_dir=str(folder), **{"logging_steps": 1, "save_strategy": "no", **quiet, **chosen}
+    )
+
+
+def build(model: SentenceTransformer, args: SentenceTransformerTrainingArguments, **options: Any) -> MixtureTrainer:
+    """Return a trainer of the small pool with InfoNCE, unless told otherwise."""
+    return MixtureTrainer(model=model, args=args, **{"train_dataset": pool(), "loss": info_nce(model), **options})
+
+
+class Turning(Strategy):
+    """Weights that a callback turns round, remembered in the checkpoint."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        self._weights = softmax(np.linspace(2.0, 0.0, len(sizes)))
+
+    def weights(self) -> Vector:
+        return self._weights[:: -1 if self.turns % 2 else 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"turns": self.turns}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.turns = state["turns"]
+
+
+class TurnAt(TrainerCallback):
+    """Turns the weights after given steps, as a measurement would."""
+
+    def __init__(self, strategy: Turning, *steps: int) -> None:
+        self._strategy = strategy
+        self._steps = steps
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._strategy.turns += state.global_step in self._steps

@@ -1,0 +1,160 @@
+"""From row numbers to a loss.
+
+- Rows are numbered through all datasets in order, and a batch is looked up in the dataset it is of.
+- The batch equals the host's own collator on the same texts, and so does the loss.
+- InfoNCE through the host is InfoNCE as written on paper, at the paper's temperature.
+- With cached gradients it has the same value and the same gradient.
+- Teacher scores become the label; the dataset's name is there when a loss per dataset needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mixfluence.data.layout import Tokeniser
+from mixfluence.data.rows import Row
+from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.training.batches import MixtureRows, PadCollator
+from mixfluence.training.losses import info_nce
+from tests.conftest import row_set
+
+PROMPTS = Prompts("w190 ", "w191 w192 ")
+TEMPERATURE = 0.02
+PAIRS = [Row(f"w{i} w{i + 1}", " ".join(f"w{i + j}" for j in range(2 + 3 * i))) for i in range(6)]
+TRIPLES = [Row(f"w{i + 50}", f"w{i + 60} w3", [f"w{i + 70} w4 w5", "w8"]) for i in range(7)]
+
+
+@pytest.fixture
+def static(make_static: Callable[[], SentenceTransformer]) -> SentenceTransformer:
+    return make_static()
+
+
+@pytest.fixture(params=["static", "tiny_bert"])
+def model(request: pytest.FixtureRequest) -> SentenceTransformer:
+    """An encoder in double precision without dropout."""
+    return request.getfixturevalue(request.param).double().eval()
+
+
+def mixture_rows(model: SentenceTransformer, negatives: int = 2) -> MixtureRows:
+    tokeniser = Tokeniser(model)
+    datasets = {"pairs": row_set(*PAIRS), "triples": row_set(*TRIPLES)}
+    tokenised = {name: tokenise(rows, tokeniser, PROMPTS) for name, rows in datasets.items()}
+    return MixtureRows(tokenised, {"pairs": 0, "triples": negatives})
+
+
+def host_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
+    """What the host makes of these rows."""
+    passages = ["positive", *(f"negative_{i + 1}" for i in range(len(rows[0].negatives)))]
+    collator = SentenceTransformerDataCollator(
+        preprocess_fn=model.preprocess,
+        router_mapping={"anchor": "query", **dict.fromkeys(passages, "document")},
+        prompts={"anchor": PROMPTS.query, **dict.fromkeys(passages, PROMPTS.document)},
+    )
+    columns = ["anchor", *passages]
+    return dict(collator([dict(zip(columns, (r.anchor, r.positive, *r.negatives), strict=True)) for r in rows]))
+
+
+def features(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one feature dictionary per text column, as the host's trainer hands them to a loss."""
+    columns = [name.removesuffix("_input_ids") for name in batch if name.endswith("_input_ids")]
+    return [
+        {name.removeprefix(f"{column}_"): value for name, value in batch.items() if name.startswith(f"{column}_")}
+        for column in columns
+    ]
+
+
+def loss_and_gradient(
+    loss: torch.nn.Module, model: SentenceTransformer, batch: dict[str, Any]
+) -> tuple[float, Tensor]:
+    model.zero_grad()
+    value = loss(features(batch), None)
+    value.backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return value.item(), torch.cat(gradients)
+
+
+@pytest.mark.parametrize("numbers", [[0, 3, 5], [6, 12, 9, 7], [12]], ids=str)
+def test_a_batch_is_what_the_host_makes_of_the_same_rows(model: SentenceTransformer, numbers: list[int]) -> None:
+    rows = mixture_rows(model)
+    assert len(rows) == 13
+    batch = PadCollator()(rows.__getitems__(numbers))
+    expected = host_batch(model, [[*PAIRS, *TRIPLES][number] for number in numbers])
+    assert list(batch) and batch.keys() == expected.keys()
+    for name, value in expected.items():
+        same = torch.equal(batch[name], value) if isinstance(value, Tensor) else batch[name] == value
+        assert same, name
+    assert [column for column in batch if column.endswith("_input_ids")] == [
+        column for column in expected if column.endswith("_input_ids")
+    ]
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 12]], ids=["pairs", "triples"])
+def test_the_loss_is_info_nce_as_written_on_paper(model: SentenceTransformer, numbers: list[int]) -> None:
+    chosen = [[*PAIRS, *TRIPLES][number] for number in numbers]
+    batch = PadCollator()(mixture_rows(model).__getitems__(numbers))
+    found, gradient = loss_and_gradient(info_nce(model), model, batch)
+
+    def embed(texts: list[str], prompt: str, task: str) -> Tensor:
+        inputs = model.preprocess(texts, prompt=prompt, task=task)
+        return normalize(model({**inputs, "task": task})["sentence_embedding"], dim=1)
+
+    queries = embed([row.anchor for row in chosen], PROMPTS.query, "query")
+    passages = [row.positive for row in chosen] + [text for row in chosen for text in row.negatives]
+    scores = queries @ embed(passages, PROMPTS.document, "document").T / TEMPERATURE
+    expected = -torch.log_softmax(scores, dim=1).diagonal().mean()
+    assert expected.dtype == torch.float64
+    assert found == pytest.approx(expected.item(), rel=1e-5)
+
+    host, host_gradient = loss_and_gradient(info_nce(model), model, host_batch(model, chosen))
+    assert found == pytest.approx(host, rel=1e-9)
+    assert torch.allclose(gradient, host_gradient, rtol=1e-9)
+    assert gradient.abs().max() > 0
+
+
+def test_cached_gradients_change_neither_value_nor_gradient(tiny_bert: SentenceTransformer) -> None:
+    model = tiny_bert.double().eval()
+    batch = PadCollator()(mixture_rows(model).__getitems__([6, 7, 8, 9, 12]))
+    plain, gradient = loss_and_gradient(info_nce(model), model, batch)
+    cached, cached_gradient = loss_and_gradient(info_nce(model, mini_batch_size=2), model, batch)
+    assert cached == pytest.approx(plain, rel=1e-9)
+    assert torch.allclose(cached_gradient, gradient, rtol=1e-6, atol=1e-12)
+
+
+def test_another_temperature_is_another_loss(static: SentenceTransformer) -> None:
+    batch = PadCollator()(mixture_rows(static).__getitems__([0, 1, 2]))
+    losses = {loss_and_gradient(info_nce(static, temperature), static, batch)[0] for temperature in (0.02, 0.05, 1.0)}
+    assert len(losses) == 3
+
+
+@pytest.mark.parametrize("negatives", [0, 1, 4])
+def test_as_many_negatives_as_asked_for(static: SentenceTransformer, negatives: int) -> None:
+    batch = PadCollator()(mixture_rows(static, negatives).__getitems__([6, 8]))
+    columns = [name for name in batch if name.endswith("_input_ids")]
+    assert len(columns) == 2 + negatives
+
+
+def test_the_name_of_the_dataset_is_there_when_asked_for(static: SentenceTransformer) -> None:
+    rows = mixture_rows(static)
+    for number, name in ((0, "pairs"), (5, "pairs"), (6, "triples"), (12, "triples")):
+        batch = rows.__getitems__([number])
+        assert PadCollator(name_datasets=True)(batch)["dataset_name"] == name
+        assert "dataset_name" not in PadCollator()(batch)
+        assert "label" not in PadCollator()(batch)
+
+
+def test_teacher_scores_become_the_label(static: SentenceTransformer) -> None:
+    scored = row_set(Row("w1", "w2", ["w3", "w4"], [0.5, 0.25, 0.125]), Row("w5", "w6", ["w7", "w8"], [3, 2, 1]))
+    rows = MixtureRows({"scored": tokenise(scored, Tokeniser(static), PROMPTS)}, {"scored": 1})
+    batch = PadCollator()(rows.__getitems__([1, 0]))
+    assert batch["label"].tolist() == [[3, 2], [0.5, 0.25]]
+    assert batch["label"].dtype == torch.float32
+    assert np.isfinite(batch["label"].numpy()).all()
