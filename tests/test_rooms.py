@@ -59,8 +59,8 @@ def imports(module: Path) -> Iterator[list[str]]:
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, f"{module}: imports are absolute"
-            yield from ([*node.module.split("."), alias.name] for alias in node.names)
+            assert node.level == 0, f"{module}: imports are absolute"
+            yield from ([*(node.module or "").split("."), alias.name] for alias in node.names)
 
 
 IMPORTS = [(module.relative_to(SOURCE), room_of(module), name) for module in MODULES for name in imports(module)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ def read_task(name: str, source: Source) -> RetrievalSet:
             task = read_pydocs_retrieval(source.library, source.split, name)
         case _:
             task = retrieval_from_rows(name, read_rows(source))
-    return replace(task, query_prompt=source.query_prompt or None, passage_prompt=source.passage_prompt or None)
+    return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt)
 
 
 def read_guides(recipe: Recipe) -> dict[str, RowSet]:
@@ -90,15 +89,16 @@ def build_strategy(section: StrategySection) -> Strategy:
     return STRATEGIES[section.name](**options)
 
 
-def training_arguments(recipe: Recipe, folder: Path, device: torch.device) -> SentenceTransformerTrainingArguments:
+def training_arguments(recipe: Recipe, model: SentenceTransformer) -> SentenceTransformerTrainingArguments:
     """Translate a recipe into the host's arguments."""
-    training, selection = recipe.training, recipe.selection
+    training, selection, device = recipe.training, recipe.selection, model.device
     save_every = selection.every if selection else training.save_every
     own: dict[str, Any] = {
-        "output_dir": str(folder / "checkpoints"),
+        "output_dir": str(recipe.output / "checkpoints"),
         "seed": recipe.seed,
         "max_steps": training.steps,
         "per_device_train_batch_size": training.batch_size,
+        "per_device_eval_batch_size": training.batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation,
         "learning_rate": training.learning_rate,
         "lr_scheduler_type": "linear",
@@ -115,7 +115,7 @@ def training_arguments(recipe: Recipe, folder: Path, device: torch.device) -> Se
         "load_best_model_at_end": selection is not None,
         "metric_for_best_model": "eval_ndcg@10" if selection else None,
         "greater_is_better": True if selection else None,
-        "prompts": _prompts(recipe) or None,
+        "prompts": _prompts(recipe, model),
         "disable_tqdm": True,
         "report_to": [],
     }
@@ -128,11 +128,15 @@ def training_arguments(recipe: Recipe, folder: Path, device: torch.device) -> Se
     return SentenceTransformerTrainingArguments(**own | training.host)
 
 
-def _prompts(recipe: Recipe) -> dict[str, dict[str, str]]:
+def _prompts(recipe: Recipe, model: SentenceTransformer) -> dict[str, dict[str, str]]:
+    """Return each dataset's prompts, the model's own where the source says none, as when testing."""
+
+    def either(given: str | None, side: str) -> str:
+        return (model.prompts.get(side) or "") if given is None else given
+
     return {
-        name: {"anchor": source.query_prompt, "positive": source.passage_prompt}
+        name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
         for name, source in recipe.train.items()
-        if source.query_prompt or source.passage_prompt
     }
 
 

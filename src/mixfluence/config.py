@@ -32,10 +32,13 @@ class Section(BaseModel):
 
 
 class SourceSection(Section):
-    """What every source may say besides where it is."""
+    """What every source may say besides where it is.
 
-    query_prompt: str = ""
-    passage_prompt: str = ""
+    A prompt stands before every text, in training and in testing; without one the model's own is used.
+    """
+
+    query_prompt: str | None = None
+    passage_prompt: str | None = None
 
 
 class FileSource(SourceSection):

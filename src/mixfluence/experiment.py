@@ -145,7 +145,7 @@ def _build_trainer(
 ) -> MixtureTrainer:
     training = recipe.training
     tasks = read_selection_tasks(recipe)
-    args = training_arguments(recipe, recipe.output, model.device)
+    args = training_arguments(recipe, model)
     trainer = MixtureTrainer(
         model=model,
         args=args,

@@ -263,7 +263,7 @@ def test_inputs_that_are_more_than_token_ids_are_refused(
         return output | {"position_ids": torch.ones_like(output["input_ids"])}
 
     monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
-    with pytest.raises(MixfluenceError, match="cannot be cached as token ids .*'position_ids'"):
+    with pytest.raises(MixfluenceError, match=r"cannot be cached as token ids .*'position_ids'"):
         Tokeniser(tiny_bert).side("query", "")
 
 

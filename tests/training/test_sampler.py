@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixfluence.errors import RecipeError
+from mixfluence.policy import Vector
 from mixfluence.training.sampler import MixtureBatchSampler
 from tests.training.test_streams import distinct_rows, stream_of
 
@@ -27,7 +28,9 @@ from tests.training.test_streams import distinct_rows, stream_of
 class Pool:
     """Datasets of distinct rows with weights that a test may turn."""
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float], batch: int = 4, **options: Any) -> None:
+    def __init__(
+        self, sizes: Sequence[int], weights: Sequence[float] | Vector, batch: int = 4, **options: Any
+    ) -> None:
         self.weights = np.array(weights, np.float64)
         self.ends = np.cumsum(sizes)
         self.sampler = MixtureBatchSampler(

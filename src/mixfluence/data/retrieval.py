@@ -40,6 +40,14 @@ class RetrievalSet:
                 f"{self.name}: a retrieval set needs queries and passages, "
                 f"found {len(self.query_ids)} and {len(self.doc_ids)}"
             )
+        for what, ids, texts in (
+            ("queries", self.query_ids, self.queries),
+            ("passages", self.doc_ids, self.docs),
+        ):
+            if len(ids) != len(texts) or len(set(ids)) != len(ids):
+                raise DataError(
+                    f"{self.name}: {len(texts)} {what} have {len(ids)} ids, {len(set(ids))} of them distinct"
+                )
 
     def take_queries(self, positions: Sequence[int]) -> RetrievalSet:
         """Return the same task with only the queries at these positions (the corpus stays whole)."""

@@ -25,10 +25,10 @@ class TokenTable:
         self.layout = layout
         self.keys: NDArray[np.uint64] = _open(folder / f"{side}_keys.npy")
         self._starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
-        count = int(self._starts[-1])
         # numpy cannot map an empty file, and a dataset of empty texts has no token on a static model.
+        path, count = folder / f"{side}_ids.bin", int(self._starts[-1])
         self._ids: NDArray[np.int32] = (
-            np.memmap(folder / f"{side}_ids.bin", np.int32, "r", shape=(count,)) if count else np.empty(0, np.int32)
+            np.memmap(path, np.int32, "r", shape=(count,)).view(np.ndarray) if count else np.empty(0, np.int32)
         )
 
     def __len__(self) -> int:
@@ -97,4 +97,5 @@ class TokenisedRows:
 
 
 def _open(path: Path) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    # As a plain array: slices of numpy's memmap class cost several times as much.
+    return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)

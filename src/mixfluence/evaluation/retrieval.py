@@ -10,6 +10,7 @@ from time import perf_counter
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from mixfluence.attention import shape_free_attention
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation.metrics import score_run
@@ -52,7 +53,7 @@ def evaluate(
         )
 
     started = perf_counter()
-    with _modes_kept(model):
+    with _modes_kept(model), shape_free_attention():
         queries = encode(model.encode_query, task.queries, task.query_prompt)
         passages = encode(model.encode_document, task.docs, task.passage_prompt)
     seconds = {"encode": perf_counter() - started}

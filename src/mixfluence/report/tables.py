@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from rich.markup import escape
@@ -10,30 +10,45 @@ from rich.table import Table
 
 from mixfluence.evaluation.results import Evaluation
 
+WIDEST = 6
+
 
 def score_table(title: str, rows: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Table:
-    """Return one line per system and one column per dataset, in points (x 100), the best of each in bold.
+    """Return the scores of systems on datasets in points (x 100), the best system of each dataset in bold.
+
+    Systems stand in lines as papers print them, unless there are so many datasets that a terminal would cut
+    them off; then datasets stand in lines.
 
     Args:
         title: Stands above the table.
         rows: System -> dataset -> scores. Every system must have the same datasets.
         measure: Which of the measures to show.
     """
-    datasets = list(next(iter(rows.values())))
-    points = {system: [100 * scores[name].mean(measure) for name in datasets] for system, scores in rows.items()}
-    columns = list(datasets)
-    if len(datasets) > 1:
-        columns = ["average", *columns]
+    names = list(next(iter(rows.values())))
+    points = {system: [100 * scores[name].mean(measure) for name in names] for system, scores in rows.items()}
+    if len(names) > 1:
+        names = ["average", *names]
         points = {system: [fmean(values), *values] for system, values in points.items()}
-    best = [max(values[i] for values in points.values()) for i in range(len(columns))]
+    best = [max(column) for column in zip(*points.values(), strict=True)]
+    cells = {
+        system: [_cell(value, len(rows) > 1 and value == top) for value, top in zip(values, best, strict=True)]
+        for system, values in points.items()
+    }
+    if len(names) <= WIDEST:
+        return _table(title, names, cells)
+    by_dataset = {name: [cells[system][i] for system in cells] for i, name in enumerate(names)}
+    return _table(title, list(cells), by_dataset)
+
+
+def _cell(value: float, best: bool) -> str:
+    return f"[bold]{value:.1f}[/bold]" if best else f"{value:.1f}"
+
+
+def _table(title: str, columns: Sequence[str], lines: Mapping[str, Sequence[str]]) -> Table:
     table = Table(title=escape(title), title_justify="left", title_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(escape(column), justify="right")
-    for system, values in points.items():
-        cells = [
-            f"[bold]{value:.1f}[/bold]" if value == top and len(rows) > 1 else f"{value:.1f}"
-            for value, top in zip(values, best, strict=True)
-        ]
-        table.add_row(escape(system), *cells)
+    for name, cells in lines.items():
+        table.add_row(escape(name), *cells)
     return table

@@ -13,6 +13,8 @@ from mixfluence.training.permutation import mix, permuted
 Rows = NDArray[np.int64]
 # Rows that may wait for a later batch: all of a small dataset, yet few enough to keep in a checkpoint.
 LOOKAHEAD = 4_096
+# Rows shuffled at a time: the arithmetic of a few costs as much as that of a thousand.
+BLOCK = 2_048
 
 
 class StreamState(NamedTuple):
@@ -39,6 +41,8 @@ class RowStream:
         self.state = StreamState()
         self._text_keys = text_keys
         self._key = key
+        self._block_start = 0
+        self._block = np.empty(0, np.int64)
 
     def take(self, count: int, multiple: int = 1) -> Rows:
         """Return `count` rows that may stand in one batch, or as many as can be found.
@@ -64,6 +68,13 @@ class RowStream:
         return np.array(batch.rows[:taken], np.int64)
 
     def _shuffled(self, start: int, count: int) -> Rows:
+        first = start - self._block_start
+        if first < 0 or first + count > len(self._block):
+            self._block_start, first = start, 0
+            self._block = self._shuffle(start, max(count, BLOCK))
+        return self._block[first : first + count]
+
+    def _shuffle(self, start: int, count: int) -> Rows:
         epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.size)
         return np.concatenate(
             [

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
+from mixfluence.attention import shape_free_attention
 from mixfluence.data.layout import Tokeniser
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
@@ -91,6 +92,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
             callbacks=callbacks,
             **host_options,
         )
+        # So that the host cuts dev queries and passages where the token cache cuts those of training.
+        self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
         path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
         self.add_callback(MixtureCallback(self, path))
 
@@ -102,7 +105,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
             if checkpoint is None:
                 raise DataError(f"{self.args.output_dir}: no checkpoint to resume from")
         self._resumed = self._load_state(Path(checkpoint)) if checkpoint else None
-        return super().train(resume_from_checkpoint=checkpoint, **host_options)
+        with shape_free_attention():
+            return super().train(resume_from_checkpoint=checkpoint, **host_options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
