@@ -18,18 +18,19 @@ SOURCE = Path(mixfluence.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 TOOLS = {"errors", "atomic"}
-PARTS = {*TOOLS, "encoders", "policy", "strategies", "data", "evaluation", "training"}
+PARTS = {*TOOLS, "attention", "encoders", "policy", "strategies", "data", "evaluation", "training"}
 # Room -> the other rooms it may import. Only what puts a run together knows recipes, and only `cli` the user.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
+    "attention": set(),
     "record": TOOLS,
     "encoders": TOOLS,
     "policy": TOOLS,
     "strategies": {*TOOLS, "policy"},
     "data": TOOLS,
-    "evaluation": {*TOOLS, "data"},
-    "training": {*TOOLS, "policy", "strategies", "data"},
+    "evaluation": {*TOOLS, "attention", "data"},
+    "training": {*TOOLS, "attention", "policy", "strategies", "data"},
     "report": {*TOOLS, "data", "evaluation"},
     "config": TOOLS,
     "recipe_file": {*TOOLS, "config"},
@@ -42,7 +43,7 @@ GUESTS: dict[str, set[str]] = {
     "transformers": {"training", "experiment", "cli"},
     "accelerate": {"training", "experiment", "cli"},
     "sentence_transformers": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
-    "torch": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
+    "torch": {"training", "encoders", "data", "evaluation", "attention", "assembly", "experiment"},
     "datasets": {"training", "data", "cli"},
     "pydantic": {"config", "recipe_file"},
     "typer": {"cli"},

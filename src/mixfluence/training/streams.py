@@ -13,7 +13,7 @@ from mixfluence.training.permutation import mix, permuted
 Rows = NDArray[np.int64]
 # Rows that may wait for a later batch: all of a small dataset, yet few enough to keep in a checkpoint.
 LOOKAHEAD = 4_096
-# Rows shuffled at a time: the arithmetic of a few costs as much as that of a thousand.
+# Rows shuffled at a time, if an epoch has as many: the arithmetic of a few costs as much as that of a thousand.
 BLOCK = 2_048
 
 
@@ -71,7 +71,7 @@ class RowStream:
         first = start - self._block_start
         if first < 0 or first + count > len(self._block):
             self._block_start, first = start, 0
-            self._block = self._shuffle(start, max(count, BLOCK))
+            self._block = self._shuffle(start, max(count, min(BLOCK, self.size)))
         return self._block[first : first + count]
 
     def _shuffle(self, start: int, count: int) -> Rows:
