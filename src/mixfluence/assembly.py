@@ -116,7 +116,6 @@ def training_arguments(recipe: Recipe, model: SentenceTransformer) -> SentenceTr
         "metric_for_best_model": "eval_ndcg@10" if selection else None,
         "greater_is_better": True if selection else None,
         "prompts": _prompts(recipe, model),
-        "disable_tqdm": True,
         "report_to": [],
     }
     known = signature(SentenceTransformerTrainingArguments).parameters

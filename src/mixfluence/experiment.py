@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
-from transformers import PrinterCallback, TrainerCallback
+from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from mixfluence.assembly import (
@@ -163,8 +163,8 @@ def _build_trainer(
         trace_path=recipe.output / TRACE_FILE,
         callbacks=callbacks,
     )
-    # The host prints every log as a dictionary when its own progress bar is off.
-    trainer.remove_callback(PrinterCallback)
+    # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
+    trainer.remove_callback(ProgressCallback)
     return trainer
 
 

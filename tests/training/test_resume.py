@@ -92,6 +92,7 @@ def resume(
 
 
 # Every two of the three choices meet.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "accumulation", "workers"),
     [("static", 1, 0), ("static", 2, 2), ("transformer", 1, 2), ("transformer", 2, 0)],
@@ -109,6 +110,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(
     assert_equal_runs(whole, resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 3], ids=["within an epoch", "between epochs"])
 def test_epochs_resume_too(make_static: Callable[[], SentenceTransformer], tmp_path: Path, every: int) -> None:
     options = {"max_steps": -1, "num_train_epochs": 3, "gradient_accumulation_steps": 5, "save_steps": every}

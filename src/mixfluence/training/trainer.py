@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ from mixfluence.training.sampler import MixtureBatchSampler
 from mixfluence.training.streams import RowStream
 from mixfluence.training.trace import MixtureCallback, read_state
 
+logger = logging.getLogger(__name__)
 Pool = Mapping[str, RowSet | Dataset]
 
 
@@ -115,6 +117,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             name: rows.least_negatives if self.num_negatives is None else self.num_negatives
             for name, rows in tokenised.items()
         }
+        self._note_small_batches(tokenised)
         self.sampler = self._build_sampler(tokenised, negatives)
         if self._resumed:
             self.sampler.load_state_dict(self._resumed["sampler"], skip=not self.args.ignore_data_skip)
@@ -248,6 +251,13 @@ class MixtureTrainer(SentenceTransformerTrainer):
         return {
             name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()
         }
+
+    def _note_small_batches(self, tokenised: Mapping[str, TokenisedRows]) -> None:
+        wanted = self.args.train_batch_size * self.args.world_size
+        for name, size in self._batch_sizes(tokenised).items():
+            if size < wanted and self.args.process_index == 0:
+                positives = tokenised[name].distinct_positives
+                logger.warning("%s: %d distinct positives, so its batches hold %d rows", name, positives, size)
 
     def _prompts(self, dataset: str) -> Prompts:
         """Read the host's `prompts`: one text, a text per column, or either of these per dataset."""
