@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixfluence.config import BeirSource, PydocsSource
+from mixfluence.config.files import RECIPES, dump_recipe, find_recipe, load_recipe
+from mixfluence.config.sources import BeirSource, PydocsSource
 from mixfluence.errors import RecipeError
-from mixfluence.recipe_file import RECIPES, dump_recipe, find_recipe, load_recipe
 
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
 SMALL = """\

@@ -33,10 +33,9 @@ DOORS: dict[str, set[str]] = {
     "training": {*TOOLS, "attention", "policy", "strategies", "data"},
     "report": {*TOOLS, "data", "evaluation"},
     "config": TOOLS,
-    "recipe_file": {*TOOLS, "config"},
     "assembly": {*PARTS, "config"},
-    "experiment": {*PARTS, "config", "recipe_file", "assembly", "record"},
-    "cli": {*PARTS, "config", "recipe_file", "assembly", "experiment", "report"},
+    "experiment": {*PARTS, "config", "assembly", "record"},
+    "cli": {*PARTS, "config", "assembly", "experiment", "report"},
 }
 # Package -> the rooms that may know it.
 GUESTS: dict[str, set[str]] = {
@@ -45,7 +44,7 @@ GUESTS: dict[str, set[str]] = {
     "sentence_transformers": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
     "torch": {"training", "encoders", "data", "evaluation", "attention", "assembly", "experiment"},
     "datasets": {"training", "data", "cli"},
-    "pydantic": {"config", "recipe_file"},
+    "pydantic": {"config"},
     "typer": {"cli"},
 }
 

@@ -10,17 +10,8 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from mixfluence.config import (
-    BeirSource,
-    HubSource,
-    InitialSection,
-    ModelSection,
-    PairsSource,
-    PydocsSource,
-    Recipe,
-    Source,
-    StrategySection,
-)
+from mixfluence.config.recipe import InitialSection, ModelSection, Recipe, StrategySection
+from mixfluence.config.sources import BeirSource, HubSource, PairsSource, PydocsSource, Source
 from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
 from mixfluence.data.halves import guiding_half, selecting_half
 from mixfluence.data.hub import read_hub
@@ -116,6 +107,7 @@ def training_arguments(recipe: Recipe, model: SentenceTransformer) -> SentenceTr
         "metric_for_best_model": "eval_ndcg@10" if selection else None,
         "greater_is_better": True if selection else None,
         "prompts": _prompts(recipe, model),
+        "disable_tqdm": False,
         "report_to": [],
     }
     known = signature(SentenceTransformerTrainingArguments).parameters

@@ -26,14 +26,15 @@ from mixfluence.assembly import (
     training_arguments,
 )
 from mixfluence.atomic import write_text
-from mixfluence.config import Recipe, Source
+from mixfluence.config.files import dump_recipe, load_recipe
+from mixfluence.config.recipe import Recipe
+from mixfluence.config.sources import Source
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.overlap import Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.weights import write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import DevEvaluator, Evaluation, bm25_run, evaluate, score_run, write_evaluation
-from mixfluence.recipe_file import dump_recipe, load_recipe
 from mixfluence.record import Stopwatch, versions
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer

@@ -66,7 +66,7 @@ class Turning(Strategy):
         self.turns = state["turns"]
 
 
-class TurnAt(TrainerCallback):  # type: ignore[misc]
+class TurnAt(TrainerCallback):
     """Turns the weights after given steps, as a measurement would."""
 
     def __init__(self, strategy: Turning, *steps: int) -> None:

@@ -27,7 +27,7 @@ from tests.training.runs import TurnAt, Turning, arguments, build, pool
 TIMED = {"seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
 
-class StopAt(TrainerCallback):  # type: ignore[misc]
+class StopAt(TrainerCallback):
     """Stops a run as a user would, between two checkpoints."""
 
     def __init__(self, step: int) -> None:

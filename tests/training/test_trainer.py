@@ -200,7 +200,7 @@ def test_a_small_dataset_trains_with_smaller_batches_and_says_so(static: Sentenc
 def test_a_loss_per_dataset_gets_the_batches_of_that_dataset(static: SentenceTransformer, tmp_path: Path) -> None:
     seen: list[int] = []
 
-    class Watching(MultipleNegativesRankingLoss):  # type: ignore[misc]
+    class Watching(MultipleNegativesRankingLoss):
         def __init__(self, dataset: int) -> None:
             super().__init__(static)
             self.dataset = dataset

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mixfluence.cli.terminal import errors, output, prepare
+from mixfluence.cli.terminal import errors, output, prepare, print_line
 
 # A transformer wants a smaller step, and on two cores fewer and shorter ones.
 MINILM_CHANGES = [
@@ -41,9 +41,9 @@ def demo(
     """Adapt an encoder to a library's documentation on this machine and show what each sampler gives."""
     prepare()
     from mixfluence.assembly import build_model, read_task
+    from mixfluence.config.files import find_recipe, load_recipe
     from mixfluence.data.pydocs import LIBRARIES
     from mixfluence.experiment import evaluate_tasks, run
-    from mixfluence.recipe_file import find_recipe, load_recipe
     from mixfluence.report.tables import score_table
     from mixfluence.training.progress import ProgressDisplay
 
@@ -58,6 +58,6 @@ def demo(
         shutil.rmtree(folder, ignore_errors=True)
         chosen = load_recipe(find_recipe("pydocs"), [*changes, f"strategy.init={init}", f"output={folder}"])
         rows[label] = run(chosen, callbacks=[ProgressDisplay(errors, label)])
-    queries = len(tasks[target].queries)
-    output.print(score_table(f"{target}: NDCG@10 on {queries} test queries", rows))
-    output.print(f"Runs are in {to}; load one with SentenceTransformer('{to}/uniform/model').", highlight=False)
+    print_line(f"NDCG@10 on {len(tasks[target].queries)} test queries:")
+    output.print(score_table(rows))
+    print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/uniform/model').")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mixfluence.cli.terminal import errors, output, prepare
+from mixfluence.cli.terminal import errors, output, prepare, print_line
 from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
-    from mixfluence.config import Recipe
+    from mixfluence.config.recipe import Recipe
 
 
 class Measure(StrEnum):
@@ -57,11 +57,12 @@ def evaluate(
         rows[label] = evaluate_tasks(
             model, tasks, parsed, to / label if to else None, show_progress=errors.is_terminal
         )
-    output.print(score_table(measure.value.upper(), rows, measure.value))
+    print_line(f"{measure.value.upper()}:")
+    output.print(score_table(rows, measure.value))
 
 
 def _recipe(systems: list[str], name: str | None, overrides: list[str]) -> Recipe:
-    from mixfluence.recipe_file import find_recipe, load_recipe
+    from mixfluence.config.files import find_recipe, load_recipe
 
     runs = [Path(system) / "recipe.yaml" for system in systems if (Path(system) / "recipe.yaml").is_file()]
     if name is None and not runs:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mixfluence.cli.terminal import output
+from mixfluence.cli.terminal import print_line
 from mixfluence.errors import RecipeError
 
 app = typer.Typer(help="The recipes that ship with mixfluence.", invoke_without_command=True)
@@ -19,20 +19,19 @@ def list_recipes(context: typer.Context) -> None:
     """List the recipes that ship with mixfluence."""
     if context.invoked_subcommand:
         return
-    from mixfluence.recipe_file import RECIPES
+    from mixfluence.config.files import RECIPES
 
     for path in sorted(RECIPES.glob("*.yaml")):
         purpose = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        output.print(f"{path.stem:<12} {purpose}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"{path.stem:<12} {purpose}")
 
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Name or file.")]) -> None:
     """Print a recipe."""
-    from mixfluence.recipe_file import find_recipe
+    from mixfluence.config.files import find_recipe
 
-    text = find_recipe(name).read_text(encoding="utf-8")
-    output.print(text, markup=False, highlight=False, soft_wrap=True, end="")
+    print_line(find_recipe(name).read_text(encoding="utf-8").rstrip())
 
 
 @app.command()
@@ -41,14 +40,14 @@ def copy(
     target: Annotated[Path | None, typer.Argument(help="Where to; NAME.yaml here if not given.")] = None,
 ) -> None:
     """Take a recipe home to edit it."""
-    from mixfluence.recipe_file import find_recipe
+    from mixfluence.config.files import find_recipe
 
     source = find_recipe(name)
     path = target or Path(source.name)
     if path.exists():
         raise RecipeError(f"{path}: is there already")
     shutil.copyfile(source, path)
-    output.print(f"wrote {path}", markup=False, highlight=False)
+    print_line(f"wrote {path}")
 
 
 @app.command()
@@ -57,7 +56,7 @@ def check(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
     """Check a recipe and that its data is there; print it with every default filled in."""
-    from mixfluence.recipe_file import dump_recipe, find_recipe, load_recipe
+    from mixfluence.config.files import dump_recipe, find_recipe, load_recipe
 
     recipe = load_recipe(find_recipe(name), overrides or [])
-    output.print(dump_recipe(recipe), markup=False, highlight=False, soft_wrap=True, end="")
+    print_line(dump_recipe(recipe).rstrip())

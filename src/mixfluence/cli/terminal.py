@@ -17,6 +17,11 @@ class _Notes(logging.Handler):
         errors.print(record.getMessage(), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_line(text: str) -> None:
+    """Print a line of the result as it is, whatever brackets a name may hold."""
+    output.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def prepare(verbose: bool = True) -> None:
     """Show our own notes and silence the host's chatter; call it before the host is imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mixfluence.cli.terminal import errors, output, prepare
+from mixfluence.cli.terminal import errors, output, prepare, print_line
 
 
 def train(
@@ -18,7 +17,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Train and test as a recipe says."""
-    from mixfluence.recipe_file import find_recipe, load_recipe
+    from mixfluence.config.files import find_recipe, load_recipe
 
     parsed = load_recipe(find_recipe(recipe), overrides or [])
     prepare()
@@ -30,5 +29,6 @@ def train(
         parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[ProgressDisplay(errors, parsed.name)]
     )
     if scores:
-        output.print(score_table("NDCG@10", {parsed.name: scores}))
-    output.print(f"run folder: {Path(parsed.output)}", markup=False, highlight=False, soft_wrap=True)
+        print_line("NDCG@10:")
+        output.print(score_table({parsed.name: scores}))
+    print_line(f"run folder: {parsed.output}")

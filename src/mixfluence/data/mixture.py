@@ -62,6 +62,7 @@ def as_row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
         return dataset
     content = fingerprint(dataset)
     if dataset.column_names == SCHEMA.names:
+        _refuse_missing_values(name, dataset)
         return RowSet(dataset, content)
 
     def read(notes: list[str]) -> Iterator[Row]:
@@ -71,3 +72,9 @@ def as_row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
 
     # The name is part of the key because the reader's remarks, kept with the rows, call the dataset by it.
     return convert_content(f"{name} {content}", read)
+
+
+def _refuse_missing_values(name: str, dataset: Dataset) -> None:
+    for column in SCHEMA.names:
+        if missing := sum(value is None for value in dataset[column]):
+            raise DataError(f"{name}: {missing} of {len(dataset)} rows have no value in the column {column!r}")

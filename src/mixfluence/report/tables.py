@@ -13,14 +13,13 @@ from mixfluence.evaluation.results import Evaluation
 WIDEST = 6
 
 
-def score_table(title: str, rows: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Table:
+def score_table(rows: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Table:
     """Return the scores of systems on datasets in points (x 100), the best system of each dataset in bold.
 
     Systems stand in lines as papers print them, unless there are so many datasets that a terminal would cut
     them off; then datasets stand in lines.
 
     Args:
-        title: Stands above the table.
         rows: System -> dataset -> scores. Every system must have the same datasets.
         measure: Which of the measures to show.
     """
@@ -35,17 +34,17 @@ def score_table(title: str, rows: Mapping[str, Mapping[str, Evaluation]], measur
         for system, values in points.items()
     }
     if len(names) <= WIDEST:
-        return _table(title, names, cells)
+        return _table(names, cells)
     by_dataset = {name: [cells[system][i] for system in cells] for i, name in enumerate(names)}
-    return _table(title, list(cells), by_dataset)
+    return _table(list(cells), by_dataset)
 
 
 def _cell(value: float, best: bool) -> str:
     return f"[bold]{value:.1f}[/bold]" if best else f"{value:.1f}"
 
 
-def _table(title: str, columns: Sequence[str], lines: Mapping[str, Sequence[str]]) -> Table:
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+def _table(columns: Sequence[str], lines: Mapping[str, Sequence[str]]) -> Table:
+    table = Table()
     table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(escape(column), justify="right")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,16 @@ from mixfluence.attention import shape_free_attention
 from mixfluence.data.layout import Tokeniser
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokenising import tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.strategies import Static, Strategy
 from mixfluence.training.batches import MixtureRows, PadCollator
 from mixfluence.training.card import add_mixture_section
-from mixfluence.training.permutation import mix
+from mixfluence.training.draws import batch_sizes, build_sampler, fixed_settings, prompts_of
 from mixfluence.training.sampler import MixtureBatchSampler
-from mixfluence.training.streams import RowStream
 from mixfluence.training.trace import MixtureCallback, read_state
 
-logger = logging.getLogger(__name__)
 Pool = Mapping[str, RowSet | Dataset]
 
 
@@ -96,6 +92,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
         )
         # So that the host cuts dev queries and passages where the token cache cuts those of training.
         self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
+        if self.args.auto_find_batch_size:
+            raise RecipeError("auto_find_batch_size: the batch size decides what is drawn, so it must be given")
         path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
         self.add_callback(MixtureCallback(self, path))
 
@@ -117,8 +115,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             name: rows.least_negatives if self.num_negatives is None else self.num_negatives
             for name, rows in tokenised.items()
         }
-        self._note_small_batches(tokenised)
-        self.sampler = self._build_sampler(tokenised, negatives)
+        self.sampler = build_sampler(self.args, self.strategy, tokenised, negatives)
         if self._resumed:
             self.sampler.load_state_dict(self._resumed["sampler"], skip=not self.args.ignore_data_skip)
         # Not handed to accelerate: the sampler gives each process its share itself, and accelerate would
@@ -129,7 +126,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             batch_sampler=self.sampler,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
@@ -145,7 +142,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
             ):
                 bar = progress.add_task("tokenising", total=sum(self.mixture.sizes.values()))
                 self._tokenised = {
-                    name: tokenise(rows, tokeniser, self._prompts(name), lambda count: progress.advance(bar, count))
+                    name: tokenise(
+                        rows,
+                        tokeniser,
+                        prompts_of(self.args, name, self.mixture),
+                        lambda count: progress.advance(bar, count),
+                    )
                     for name, rows in self.mixture.items()
                 }
         return self._tokenised
@@ -156,7 +158,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def describe_datasets(self) -> dict[str, dict[str, int]]:
         """Return what the trace says of each dataset: its rows, distinct positives and rows per batch."""
-        sizes = self._batch_sizes(self.tokenised)
+        sizes = batch_sizes(self.args, self.tokenised)
         return {
             name: {
                 "rows": len(rows),
@@ -172,6 +174,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "sampler": self.sampler.state_dict(),
             "strategy": self.strategy.state_dict(),
             "fingerprints": self.mixture.fingerprints,
+            "settings": fixed_settings(self.args),
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -212,67 +215,11 @@ class MixtureTrainer(SentenceTransformerTrainer):
         for name in now:
             if before[name] != now[name]:
                 raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
+        for setting, value in fixed_settings(self.args).items():
+            if (saved := state["settings"][setting]) != value:
+                raise DataError(f"{checkpoint}: written with {setting} {saved}, cannot go on with {value}")
         self.strategy.load_state_dict(state["strategy"])
         return state
-
-    def _build_sampler(
-        self, tokenised: Mapping[str, TokenisedRows], negatives: Mapping[str, int]
-    ) -> MixtureBatchSampler:
-        def stream(number: int, name: str) -> RowStream:
-            rows = tokenised[name]
-            return RowStream(
-                len(rows), lambda chosen: rows.text_keys(chosen, negatives[name]), mix(self._seed, 1 + number)
-            )
-
-        per_epoch, epochs = self.args.max_steps * self.args.gradient_accumulation_steps, 1
-        if self.args.max_steps <= 0:
-            rows_per_draw = self.args.train_batch_size * self.args.world_size
-            per_epoch = math.ceil(sum(self.mixture.sizes.values()) / rows_per_draw)
-            epochs = math.ceil(self.args.num_train_epochs)
-        return MixtureBatchSampler(
-            [stream(number, name) for number, name in enumerate(tokenised)],
-            self.strategy.weights,
-            batch_sizes=list(self._batch_sizes(tokenised).values()),
-            draws_per_epoch=per_epoch,
-            epochs=epochs,
-            seed=mix(self._seed),
-            max_epochs=self.strategy.max_epochs,
-            rank=self.args.process_index,
-            world=self.args.world_size,
-        )
-
-    @property
-    def _seed(self) -> int:
-        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
-
-    def _batch_sizes(self, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
-        """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives."""
-        world, wanted = self.args.world_size, self.args.train_batch_size
-        return {
-            name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()
-        }
-
-    def _note_small_batches(self, tokenised: Mapping[str, TokenisedRows]) -> None:
-        wanted = self.args.train_batch_size * self.args.world_size
-        for name, size in self._batch_sizes(tokenised).items():
-            if size < wanted and self.args.process_index == 0:
-                positives = tokenised[name].distinct_positives
-                logger.warning("%s: %d distinct positives, so its batches hold %d rows", name, positives, size)
-
-    def _prompts(self, dataset: str) -> Prompts:
-        """Read the host's `prompts`: one text, a text per column, or either of these per dataset."""
-        prompts: Any = self.args.prompts or {}
-        if isinstance(prompts, dict):
-            prompts = prompts.get(dataset, prompts)
-        if isinstance(prompts, str):
-            return Prompts(prompts, prompts)
-        unknown = [name for name in prompts if name not in {"anchor", "positive", *self.mixture}]
-        if unknown:
-            raise RecipeError(
-                f"prompts: {unknown[0]!r} is neither a dataset nor one of the columns anchor and positive"
-            )
-        columns = {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
-        return Prompts(columns.get("anchor", ""), columns.get("positive", ""))
 
 
 def _host_columns(mixture: Mixture) -> DatasetDict:

@@ -2,99 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-PathLike = Annotated[Path, Field(strict=False)]
+from mixfluence.config.sources import PathLike, Section, Source, check_defaults, fill_sources
+
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """Base of every part of a recipe: strict types, no unknown keys, unchangeable."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError(f"expected a mapping with keys such as {', '.join(list(cls.model_fields)[:3])}")
-        for key in data:
-            if key not in cls.model_fields:
-                raise ValueError(_unknown(key, cls.model_fields))
-        return data
-
-
-class SourceSection(Section):
-    """What every source may say besides where it is.
-
-    A prompt stands before every text, in training and in testing; without one the model's own is used.
-    """
-
-    query_prompt: str | None = None
-    passage_prompt: str | None = None
-
-
-class FileSource(SourceSection):
-    """A source on this machine."""
-
-    path: PathLike
-
-    @field_validator("path")
-    @classmethod
-    def _exists(cls, path: Path, info: ValidationInfo) -> Path:
-        if not (info.context or {}).get("files_may_be_missing") and not path.exists():
-            raise ValueError(f"no such file or folder: {path.absolute()}")
-        return path
-
-
-class BeirSource(FileSource):
-    """A folder in BEIR's layout. `per` makes one training row per query or per (query, positive) pair."""
-
-    format: Literal["beir"]
-    split: str
-    per: Literal["query", "pair"] = "query"
-
-
-class PairsSource(FileSource):
-    """Pairs, triplets or lists in jsonl, csv, tsv or parquet files."""
-
-    format: Literal["pairs"]
-    columns: dict[str, str | list[str]] | None = None
-
-
-class HubSource(SourceSection):
-    """A dataset of the Hugging Face hub, by id and revision."""
-
-    format: Literal["hub"]
-    id: str
-    split: str
-    revision: str | None = None
-    config: str | None = None
-    columns: dict[str, str | list[str]] | None = None
-
-
-class PydocsSource(SourceSection):
-    """Docstrings of an installed library. The split `all` is for libraries that are no target."""
-
-    format: Literal["pydocs"]
-    library: str
-    split: Literal["all", "train", "dev", "test"]
-
-
-Source = Annotated[BeirSource | PairsSource | HubSource | PydocsSource, Field(discriminator="format")]
-FORMATS: dict[str, type[SourceSection]] = {
-    "beir": BeirSource,
-    "pairs": PairsSource,
-    "hub": HubSource,
-    "pydocs": PydocsSource,
-}
 
 
 class ModelSection(Section):
@@ -166,7 +82,7 @@ class TrainingSection(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     save_every: Count | None = None
     log_every: Count = 10
-    host: dict[str, Any] = {}
+    host: dict[str, Any] = Field(default_factory=dict)
 
 
 class SelectionSection(Section):
@@ -200,8 +116,8 @@ class Recipe(Section):
     seed: int = 0
     model: ModelSection
     train: Annotated[dict[str, Source], Field(min_length=1)]
-    dev: dict[str, Source] = {}
-    test: dict[str, Source] = {}
+    dev: dict[str, Source] = Field(default_factory=dict)
+    test: dict[str, Source] = Field(default_factory=dict)
     overlap: Literal["drop", "refuse"] = "drop"
     strategy: StrategySection = StrategySection()
     training: TrainingSection
@@ -216,10 +132,10 @@ class Recipe(Section):
             return data
         data = dict(data)
         defaults = data.pop("defaults", {})
-        _check_defaults(defaults)
+        check_defaults(defaults)
         for section in ("train", "dev", "test"):
             if section in data:
-                data[section] = _fill_sources(data[section], defaults, section)
+                data[section] = fill_sources(data[section], defaults, section)
         return {"output": f"runs/{data.get('name')}"} | data
 
     @model_validator(mode="after")
@@ -234,40 +150,3 @@ class Recipe(Section):
                 "or the last step would never be a candidate"
             )
         return self
-
-
-def _fill_sources(sources: Any, defaults: dict[str, Any], section: str) -> Any:
-    if isinstance(sources, list):
-        if twice := [name for number, name in enumerate(sources) if name in sources[:number]]:
-            raise ValueError(f"{section}: {twice[0]!r} is listed twice")
-        sources = dict.fromkeys(map(str, sources))
-    if not isinstance(sources, dict):
-        return sources
-    return {name: _fill_source(str(name), own or {}, defaults, section) for name, own in sources.items()}
-
-
-def _fill_source(name: str, own: Any, defaults: dict[str, Any], section: str) -> Any:
-    if not isinstance(own, dict):
-        return own
-    format_ = FORMATS.get(str(own.get("format", defaults.get("format"))))
-    if format_ is None:
-        return defaults | own
-    # A default that another format knows does not concern this one.
-    inherited = {key: value for key, value in defaults.items() if key in format_.model_fields}
-    split = {"split": section} if "split" in format_.model_fields else {}
-    source = split | inherited | own
-    return {key: value.replace("{name}", name) if isinstance(value, str) else value for key, value in source.items()}
-
-
-def _check_defaults(defaults: Any) -> None:
-    known = {key for format_ in FORMATS.values() for key in format_.model_fields}
-    if not isinstance(defaults, dict):
-        raise ValueError(f"defaults: expected a mapping with keys such as format and path, found {defaults!r}")
-    for key in defaults:
-        if key not in known:
-            raise ValueError(f"defaults: {_unknown(key, known)}")
-
-
-def _unknown(key: object, known: Iterable[str]) -> str:
-    near = get_close_matches(str(key), known, n=1, cutoff=0.5)
-    return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")

@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from mixfluence.config import FORMATS, Recipe
+from mixfluence.config.recipe import Recipe
+from mixfluence.config.sources import FORMATS
 from mixfluence.errors import RecipeError
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 class _Loader(yaml.SafeLoader):

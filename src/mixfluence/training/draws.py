@@ -1,0 +1,96 @@
+"""The host's arguments, read as decisions about draws: how many, how large, from which seed, under which prompt."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Container, Mapping
+from typing import Any
+
+from sentence_transformers import SentenceTransformerTrainingArguments
+
+from mixfluence.data.tokenising import Prompts
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.errors import RecipeError
+from mixfluence.strategies import Strategy
+from mixfluence.training.permutation import mix
+from mixfluence.training.sampler import MixtureBatchSampler
+from mixfluence.training.streams import RowStream
+
+logger = logging.getLogger(__name__)
+
+
+def build_sampler(
+    args: SentenceTransformerTrainingArguments,
+    strategy: Strategy,
+    tokenised: Mapping[str, TokenisedRows],
+    negatives: Mapping[str, int],
+) -> MixtureBatchSampler:
+    """Set up the draws of a whole run.
+
+    Args:
+        args: The host's. Without `max_steps`, an epoch has as many batches as all rows would fill.
+        strategy: Decides the probabilities.
+        tokenised: The datasets.
+        negatives: Hard negatives per row of each dataset.
+    """
+    seed = _seed(args)
+    sizes = batch_sizes(args, tokenised)
+
+    def stream(number: int, name: str) -> RowStream:
+        rows = tokenised[name]
+        return RowStream(len(rows), lambda chosen: rows.text_keys(chosen, negatives[name]), mix(seed, 1 + number))
+
+    wanted = args.train_batch_size * args.world_size
+    per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
+    if args.max_steps <= 0:
+        per_epoch = math.ceil(sum(map(len, tokenised.values())) / wanted)
+        epochs = math.ceil(args.num_train_epochs)
+    for name, size in sizes.items():
+        if size < wanted and args.process_index == 0:
+            positives = tokenised[name].distinct_positives
+            logger.warning("%s: %d distinct positives, so its batches hold %d rows", name, positives, size)
+    return MixtureBatchSampler(
+        [stream(number, name) for number, name in enumerate(tokenised)],
+        strategy.weights,
+        batch_sizes=list(sizes.values()),
+        draws_per_epoch=per_epoch,
+        epochs=epochs,
+        seed=mix(seed),
+        max_epochs=strategy.max_epochs,
+        rank=args.process_index,
+        world=args.world_size,
+    )
+
+
+def batch_sizes(args: SentenceTransformerTrainingArguments, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
+    """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives."""
+    world, wanted = args.world_size, args.train_batch_size
+    return {name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()}
+
+
+def fixed_settings(args: SentenceTransformerTrainingArguments) -> dict[str, int]:
+    """Return what a resumed run must share with its checkpoint to draw the same batches."""
+    return {
+        "seed": _seed(args),
+        "batch size": args.train_batch_size * args.world_size,
+        "gradient accumulation": args.gradient_accumulation_steps,
+    }
+
+
+def prompts_of(args: SentenceTransformerTrainingArguments, dataset: str, datasets: Container[str]) -> Prompts:
+    """Read the host's `prompts` for a dataset: one text, a text per column, or either of these per dataset."""
+    prompts: Any = args.prompts or {}
+    if isinstance(prompts, dict):
+        prompts = prompts.get(dataset, prompts)
+    if isinstance(prompts, str):
+        return Prompts(prompts, prompts)
+    for name in prompts:
+        if name not in {"anchor", "positive"} and name not in datasets:
+            raise RecipeError(f"prompts: {name!r} is neither a dataset nor one of the columns anchor and positive")
+    columns = {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+    return Prompts(columns.get("anchor", ""), columns.get("positive", ""))
+
+
+def _seed(args: SentenceTransformerTrainingArguments) -> int:
+    return int(args.seed if args.data_seed is None else args.data_seed)
