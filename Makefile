@@ -21,10 +21,10 @@ demo: setup ## adapt an encoder to a library's documentation and print the table
 	$(BIN)/mixfluence demo
 
 test: setup lint ## lint, types and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 unit: setup ## the quick tests only (under a minute)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from tests.test_experiment import recipe_path
 
 __all__ = ["recipe_path"]
 
+pytestmark = pytest.mark.slow
+
 
 def mixfluence(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("mixfluence")
@@ -31,7 +33,6 @@ def test_help_is_there_and_loads_nothing_heavy(tmp_path: Path) -> None:
     assert modules.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.slow
 def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
     trained = mixfluence("train", str(recipe_path), folder=tmp_path)
     assert trained.returncode == 0, trained.stderr

@@ -27,6 +27,8 @@ from mixfluence.experiment import run
 from mixfluence.training.trace import read_trace
 from tests.conftest import WORDS
 
+pytestmark = pytest.mark.slow
+
 
 def write_domain(folder: Path, queries: int, seed: int) -> None:
     """A domain in BEIR layout: a query is three words of its passage; train, dev and test take turns."""

@@ -44,7 +44,11 @@ def test_truncated_gzip_says_after_which_line(tmp_path: Path) -> None:
     assert f"after line {len(read)} " in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"x" * 1000)[:-10] + b"0123456789"])
+@pytest.mark.parametrize(
+    "content",
+    [b"not gzip at all", gzip.compress(b"x" * 1000, mtime=0)[:-10] + b"0123456789"],
+    ids=["not gzip", "overwritten"],
+)
 def test_a_file_that_is_not_gzip_or_was_overwritten_is_damaged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.txt.gz"
     path.write_bytes(content)

@@ -13,6 +13,8 @@ from mixfluence.data import pydocs
 from mixfluence.data.pydocs import LIBRARIES, Split, read_pydocs_retrieval, read_pydocs_rows
 from mixfluence.errors import DataError
 
+pytestmark = pytest.mark.slow  # they parse whole libraries
+
 PARTS: tuple[Split, ...] = ("train", "dev", "test")
 BODY = "one two three four five six seven eight nine ten eleven twelve"
 
