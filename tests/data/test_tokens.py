@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,12 @@ def test_a_side_is_asked_once_per_prompt(tiny_bert: SentenceTransformer) -> None
     tokeniser = Tokeniser(tiny_bert)
     first, second, third = (tokeniser.side("query", prompt) for prompt in ("", "w1 ", ""))
     assert first is third is not second
+
+
+def test_a_loader_worker_is_sent_the_place_and_not_the_ids(make_static: MakeModel) -> None:
+    rows = row_set(*(Row(f"w{i}", text(i, 5)) for i in range(100)))
+    tokenised = tokenise(rows, Tokeniser(make_static()), Prompts())
+    sent = pickle.dumps(tokenised)
+    assert len(sent) < 1_000
+    everything = np.arange(100)
+    assert np.array_equal(pickle.loads(sent).text_keys(everything, 0), tokenised.text_keys(everything, 0))

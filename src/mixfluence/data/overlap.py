@@ -32,6 +32,8 @@ class Overlap:
 def find_overlap(mixture: Mixture, test_queries: Iterable[str]) -> list[Overlap]:
     """Return, for each dataset that has any, the rows whose anchor is one of the test queries."""
     forbidden = {_plain(query) for query in test_queries}
+    if not forbidden:
+        return []
     found = []
     for name, dataset in mixture.items():
         anchors = dataset.rows["anchor"]

@@ -51,6 +51,7 @@ class TokenisedRows:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.queries = TokenTable(folder, "query", TokenLayout(**facts["query"]))
         self.documents = TokenTable(folder, "document", TokenLayout(**facts["document"]))
@@ -64,6 +65,10 @@ class TokenisedRows:
 
     def __len__(self) -> int:
         return len(self.anchors)
+
+    def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Path]]:
+        # Loader workers open the files themselves instead of being sent a copy of them.
+        return TokenisedRows, (self._folder,)
 
     def candidates(self, rows: Positions, negatives: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return each row's positive and its first `negatives` negatives, with the teacher's scores.

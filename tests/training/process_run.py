@@ -1,0 +1,30 @@
+"""A short run that `test_processes` starts, on one process or several: MODEL OUTPUT BATCH_PER_PROCESS."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from mixfluence import UNIFORM, Static, info_nce
+from tests.training.runs import arguments, build
+
+
+def main(model_folder: str, output: Path, batch_size: int) -> None:
+    model = SentenceTransformer(model_folder, device="cpu")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    # Without clipping, whose threshold would act on each process's share of the gradient alike.
+    args = arguments(output, per_device_train_batch_size=batch_size, learning_rate=1e-3, max_grad_norm=0.0)
+    loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
+    build(model, args, loss=loss, strategy=Static(UNIFORM)).train()
+    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
+    np.save(output / f"weights-{args.process_index}.npy", weights)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,42 @@
+"""Several processes, really started.
+
+- Two processes with half the batch each train what one process trains: negatives cross processes with gradient.
+- They draw the same datasets, and end with the same weights.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixfluence.training.trace import read_trace
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(processes: int, model: Path, output: Path, batch_size: int) -> None:
+    output.mkdir()
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv-backend=c10d"]
+    words = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "tests.training.process_run"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [*words, str(model), str(output), str(batch_size)], env=environment, cwd=ROOT, check=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_process_trains(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    start(1, tiny_bert_folder, tmp_path / "one", 8)
+    start(2, tiny_bert_folder, tmp_path / "two", 4)
+    alone = np.load(tmp_path / "one" / "weights-0.npy")
+    shared = [np.load(tmp_path / "two" / f"weights-{rank}.npy") for rank in range(2)]
+    assert np.array_equal(*shared)
+    assert np.abs(shared[0] - alone).max() < 1e-4
+    traces = [read_trace(tmp_path / name / "trace.jsonl")[1:] for name in ("one", "two")]
+    assert [line["trained"] for line in traces[0]] == [line["trained"] for line in traces[1]]
+    assert [line["rows"] for line in traces[0]] == [line["rows"] for line in traces[1]]
