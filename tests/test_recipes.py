@@ -94,6 +94,11 @@ def test_initial_distributions(tmp_path: Path, init: str, temperature: float) ->
     assert recipe.strategy.init.temperature == temperature
 
 
+def test_an_override_may_spell_out_what_a_word_stood_for(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), ["strategy.init=uniform", "strategy.init.temperature=5"])
+    assert recipe.strategy.init.temperature == 5
+
+
 def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
     assert load_recipe(write(tmp_path, SMALL), ["strategy=static"]).strategy.name == "static"
 
@@ -141,7 +146,7 @@ def test_a_wrong_recipe_names_the_place(tmp_path: Path, old: str, new: str, mess
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("override", ["training.steps", "=3", "name.first=x", "training.steps=[1"])
+@pytest.mark.parametrize("override", ["training.steps", "=3", "train.numpy.split=all", "training.steps=[1"])
 def test_a_wrong_override_is_named(tmp_path: Path, override: str) -> None:
     with pytest.raises(RecipeError, match="override"):
         load_recipe(write(tmp_path, SMALL), [override])

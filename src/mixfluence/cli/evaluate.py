@@ -26,7 +26,7 @@ class Measure(StrEnum):
 
 def evaluate(
     systems: Annotated[
-        list[str], typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders, or encoder names.")
+        list[str], typer.Argument(metavar="RUN_OR_MODEL", help="Run folders, model folders, or encoder names.")
     ],
     recipe: Annotated[
         str | None, typer.Option(help="Whose test sets and lengths to use; a run's own if not given.")
@@ -49,16 +49,20 @@ def evaluate(
     rows = {}
     if bm25:
         rows["BM25"] = evaluate_bm25(tasks, to / "BM25" if to else None)
-    for system in systems:
+    for system, label in zip(systems, _labels(systems), strict=True):
         run_model = Path(system) / "model"
         path = str(run_model) if run_model.is_dir() else system
         model = build_model(parsed.model.model_copy(update={"name": path}))
-        label = Path(system).name or system
-        rows[label] = evaluate_tasks(
-            model, tasks, parsed, to / label if to else None, show_progress=errors.is_terminal
-        )
+        folder = to / label.replace("/", "-") if to else None
+        rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
     print_line(f"{measure.value.upper()}:")
     output.print(score_table(rows, measure.value))
+
+
+def _labels(systems: list[str]) -> list[str]:
+    """Return the last part of each path, or the whole paths if that would make two systems look like one."""
+    names = [Path(system).name or system for system in systems]
+    return names if len(set(names)) == len(names) else systems
 
 
 def _recipe(systems: list[str], name: str | None, overrides: list[str]) -> Recipe:

@@ -53,7 +53,7 @@ def copy(
 @app.command()
 def check(
     name: Annotated[str, typer.Argument(help="Name or file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE")] = None,
 ) -> None:
     """Check a recipe and that its data is there; print it with every default filled in."""
     from mixfluence.config.files import dump_recipe, find_recipe, load_recipe

@@ -12,7 +12,7 @@ from mixfluence.cli.terminal import errors, output, prepare, print_line
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with mixfluence.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as training.steps=100.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as training.steps=100.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:

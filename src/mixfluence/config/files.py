@@ -101,7 +101,8 @@ def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
     *parents, last = place.split(".")
     section: Any = data
     for parent in parents:
-        if section.get(parent) is None:
+        # A word may stand for a whole section (`init: uniform`), which the override then spells out.
+        if section.get(parent) is None or isinstance(section[parent], str):
             section[parent] = {}
         section = section[parent]
         if not isinstance(section, dict):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict
+from rich.console import Console
 from rich.progress import Progress
 from sentence_transformers import (
     SentenceTransformer,
@@ -136,9 +137,11 @@ class MixtureTrainer(SentenceTransformerTrainer):
         """Token ids of every training dataset, tokenised when first asked for."""
         if self._tokenised is None:
             tokeniser = Tokeniser(self.model)
+            console = Console(stderr=True)
+            silent = self.args.disable_tqdm or not console.is_terminal
             with (
                 self.args.main_process_first(desc="tokenising"),
-                Progress(transient=True, disable=self.args.disable_tqdm) as progress,
+                Progress(console=console, transient=True, disable=silent) as progress,
             ):
                 bar = progress.add_task("tokenising", total=sum(self.mixture.sizes.values()))
                 self._tokenised = {
