@@ -130,6 +130,20 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(recipe_path: Path, tmp_path
     assert traces[0] == traces[1]
 
 
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(recipe_path: Path, tmp_path: Path) -> None:
+    expected = run(load_recipe(recipe_path))
+    broken = load_recipe(recipe_path, [f"output={tmp_path}/broken"])
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, callbacks=[StopAt(3)])
+    assert run(broken, resume=True)["big"].per_query == expected["big"].per_query
+
+
+def test_a_run_that_could_not_start_leaves_the_folder_free(recipe_path: Path) -> None:
+    with pytest.raises(MixfluenceError):
+        run(load_recipe(recipe_path, ["strategy.floor=0.9"]))
+    assert set(run(load_recipe(recipe_path))) == {"small", "big"}
+
+
 def test_a_taken_folder_is_refused(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path)
     run(recipe)

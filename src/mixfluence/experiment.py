@@ -65,7 +65,7 @@ def run(
         RecipeError: If the output folder holds another run, or the same one and `resume` is off.
     """
     folder = recipe.output
-    _claim(folder, recipe, resume)
+    _refuse_taken_folder(folder, recipe, resume)
     watch = Stopwatch()
     with watch("data"):
         tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
@@ -74,6 +74,8 @@ def run(
     trainer = _build_trainer(recipe, mixture, model, callbacks or [])
     with watch("tokenise"):
         _ = trainer.tokenised
+    # Only now: a run that could not start must not stand in the way of its second try.
+    write_text(folder / RECIPE_FILE, dump_recipe(recipe))
     with watch("train"):
         trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir) if resume else None)
     _save_model(trainer, folder)
@@ -114,8 +116,8 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     return scores
 
 
-def _claim(folder: Path, recipe: Recipe, resume: bool) -> None:
-    """Make the run folder, or make sure that the run in it is this one and may be resumed."""
+def _refuse_taken_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
+    """Make sure that the output can be written and holds no run, or this one if it is to be resumed."""
     path = folder / RECIPE_FILE
     if path.exists():
         if not resume:
@@ -125,7 +127,7 @@ def _claim(folder: Path, recipe: Recipe, resume: bool) -> None:
         if (folder / RECORD_FILE).exists():
             raise RecipeError(f"{folder}: the run is finished, nothing to resume")
     try:
-        write_text(path, dump_recipe(recipe))
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecipeError(f"{folder}: cannot be written ({error.strerror})") from error
 

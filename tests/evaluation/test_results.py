@@ -18,7 +18,7 @@ def evaluation(dataset: str) -> Evaluation:
     return Evaluation(dataset, per_query, removed_identical=2, seconds={"encode": 1.0})
 
 
-def check_round_trip(dataset: str, folder: Path) -> None:
+def assert_round_trip(dataset: str, folder: Path) -> None:
     written = evaluation(dataset)
     path = write_evaluation(written, folder)
     assert path.parent == folder
@@ -31,14 +31,14 @@ HOSTILE = ["beir/nq", "../../etc", "..", ".", "", "a b%2F\0\n", "über.jsonl", "
 
 @pytest.mark.parametrize("dataset", HOSTILE)
 def test_hostile_names_round_trip(dataset: str, tmp_path: Path) -> None:
-    check_round_trip(dataset, tmp_path / "runs")
+    assert_round_trip(dataset, tmp_path / "runs")
 
 
 @settings(deadline=None)
 @given(dataset=st.text(max_size=15))
 def test_any_name_round_trips(dataset: str) -> None:
     with TemporaryDirectory() as folder:
-        check_round_trip(dataset, Path(folder))
+        assert_round_trip(dataset, Path(folder))
 
 
 def test_means() -> None:
