@@ -23,7 +23,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data import tokenising
+from mixfluence.data import layout, tokenising
 from mixfluence.data.layout import Tokeniser
 from mixfluence.data.rows import Row, RowSet, cache_root, fingerprint, write_rows
 from mixfluence.data.tokenising import Prompts, text_key, tokenise
@@ -87,8 +87,13 @@ def test_a_batch_from_the_cache_is_the_hosts(model: SentenceTransformer, prompts
             assert_equal_features(found, {**expected, "task": "document"})
 
 
-def test_many_texts_of_many_chunks_keep_their_order(make_static: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenising, "TEXTS_PER_CHUNK", 5)
+@pytest.mark.parametrize("chunks_per_worker", [1, 1_000], ids=["on all cores", "on one"])
+def test_many_texts_of_many_chunks_keep_their_order(
+    make_static: MakeModel, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
+) -> None:
+    monkeypatch.setattr(tokenising, "ROWS_PER_CHUNK", 5)
+    monkeypatch.setattr(tokenising, "CHUNKS_PER_WORKER", chunks_per_worker)
+    monkeypatch.setattr(layout, "TEXTS_PER_CALL", 2)
     done: list[int] = []
     tokenised = tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts(), done.append)
     words = [[WORDS[i - 1] for i in ids] for ids in tokenised.queries.token_ids(tokenised.anchors)]

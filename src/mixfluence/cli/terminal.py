@@ -24,7 +24,6 @@ def print_line(text: str) -> None:
 
 def prepare(verbose: bool = True) -> None:
     """Show our own notes and silence the host's chatter; call it before the host is imported."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not errors.is_terminal:

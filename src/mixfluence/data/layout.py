@@ -17,7 +17,7 @@ from mixfluence.errors import MixfluenceError
 
 # Short beside long, so that the answer shows padding; long enough to show any maximum length.
 PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
-
+TEXTS_PER_CALL = 256
 Task = Literal["query", "document"]
 
 
@@ -93,6 +93,18 @@ class Side:
 
     def tokenise(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the ids of all texts in one run, and each text's length in tokens."""
+        # The host pads a call to its longest text, and most of its time goes into padding: like to like.
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        pieces = [np.empty(0, np.int32)] * len(texts)
+        for start in range(0, len(texts), TEXTS_PER_CALL):
+            places = order[start : start + TEXTS_PER_CALL]
+            ids, lengths = self._tokenise([texts[place] for place in places])
+            for place, piece in zip(places, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+                pieces[place] = piece
+        sizes = np.array([len(piece) for piece in pieces], np.int64)
+        return np.concatenate([np.empty(0, np.int32), *pieces]), sizes
+
+    def _tokenise(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         output = self._model.preprocess(texts, **self._options)
         ids: Tensor = output["input_ids"]
         if not self.layout.padded:

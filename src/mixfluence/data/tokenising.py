@@ -8,6 +8,7 @@ keyed by the rows' content and by what the tokenizer does: its definition, promp
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -15,11 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+import torch
 import xxhash
+from datasets import Dataset as Rows
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
 
 from mixfluence.data.layout import Side, Tokeniser
 from mixfluence.data.rows import RowSet, cache_root
@@ -27,8 +31,11 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError
 
 CACHE_VERSION = 1
-TEXTS_PER_CHUNK = 1_000
+ROWS_PER_CHUNK = 1_000
+# A worker must earn its start.
+CHUNKS_PER_WORKER = 4
 Advance = Callable[[int], object]
+Chunk = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
@@ -81,16 +88,14 @@ class _Builder:
 
     def build(self, sides: dict[str, Side], advance: Advance) -> None:
         counts = self._number_texts()
+        chunks = _Chunks(self.rows.rows, sides, self.first, self.starts)
         files = {name: (self.folder / f"{name}_ids.bin").open("wb") for name in sides}
         lengths: dict[str, list[NDArray[np.int64]]] = {name: [] for name in sides}
-        for start, batch in self._batches():
-            stop = start + len(batch["anchor"])
-            texts = {"query": batch["anchor"], "document": _passages(batch)}
-            spans = {"query": slice(start, stop), "document": slice(*self.starts[[start, stop]])}
-            for name, side in sides.items():
-                new = list(compress(texts[name], self.first[name][spans[name]]))
-                lengths[name].extend(_append(side, new, files[name]))
-            advance(stop - start)
+        for number, chunk in enumerate(_in_parallel(chunks)):
+            for name, (ids, sizes) in chunk.items():
+                ids.tofile(files[name])
+                lengths[name].append(sizes)
+            advance(min(ROWS_PER_CHUNK, len(self.rows) - number * ROWS_PER_CHUNK))
         for name, file in files.items():
             file.close()
             ends = np.cumsum(np.concatenate([[0], *lengths[name]]), dtype=np.int64)
@@ -99,8 +104,8 @@ class _Builder:
         (self.folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def _batches(self) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-        for number, batch in enumerate(self.rows.rows.iter(TEXTS_PER_CHUNK)):
-            yield number * TEXTS_PER_CHUNK, batch
+        for number, batch in enumerate(self.rows.rows.iter(ROWS_PER_CHUNK)):
+            yield number * ROWS_PER_CHUNK, batch
 
     def _number_texts(self) -> dict[str, Any]:
         """Save which distinct texts each row holds; remember where each is met first."""
@@ -130,6 +135,52 @@ class _Builder:
         }
 
 
+class _Chunks(Dataset[Chunk]):
+    """The second pass in pieces: token ids of the texts that a run of rows is the first to use."""
+
+    def __init__(
+        self, rows: Rows, sides: dict[str, Side], first: dict[str, NDArray[np.bool_]], starts: NDArray[np.int64]
+    ) -> None:
+        self._rows = rows
+        self._sides = sides
+        self._first = first
+        self._starts = starts
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._rows) / ROWS_PER_CHUNK)
+
+    def __getitem__(self, number: int) -> Chunk:
+        start, stop = number * ROWS_PER_CHUNK, min((number + 1) * ROWS_PER_CHUNK, len(self._rows))
+        batch = self._rows[start:stop]
+        texts = {"query": batch["anchor"], "document": _passages(batch)}
+        spans = {"query": slice(start, stop), "document": slice(*self._starts[[start, stop]])}
+        new = {name: list(compress(texts[name], self._first[name][spans[name]])) for name in texts}
+        return {name: side.tokenise(new[name]) for name, side in self._sides.items()}
+
+
+def _in_parallel(chunks: _Chunks) -> DataLoader[Chunk]:
+    """Work through the chunks in order, on all cores if there are enough of them."""
+    workers = min(os.cpu_count() or 1, len(chunks) // CHUNKS_PER_WORKER)
+    return DataLoader(
+        chunks,
+        batch_size=None,
+        num_workers=workers if workers > 1 else 0,
+        collate_fn=_unchanged,
+        worker_init_fn=_one_thread_each,
+        # Its own, or a run that fills the cache would draw other dropout masks than one that finds it filled.
+        generator=torch.Generator(),
+    )
+
+
+def _unchanged(chunk: Any) -> Any:
+    return chunk
+
+
+def _one_thread_each(worker: int) -> None:
+    # Threads of the tokenizers library do not survive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 def _passages(batch: dict[str, list[Any]]) -> list[str]:
     columns = zip(batch["positive"], batch["negatives"], strict=True)
     return [text for positive, negatives in columns for text in (positive, *negatives)]
@@ -157,13 +208,6 @@ def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.boo
     is_first = np.zeros(len(keys), bool)
     is_first[first] = True
     return rank[inverse], is_first, keys[first[order]]
-
-
-def _append(side: Side, texts: list[str], file: BinaryIO) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(texts), TEXTS_PER_CHUNK):
-        ids, lengths = side.tokenise(texts[start : start + TEXTS_PER_CHUNK])
-        ids.tofile(file)
-        yield lengths
 
 
 def _publish(temporary: Path, folder: Path) -> None:
