@@ -67,6 +67,8 @@ def run(
     folder = recipe.output
     _refuse_taken_folder(folder, recipe, resume)
     watch = Stopwatch()
+    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
+    logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
     with watch("data"):
         tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
         mixture, overlaps = _read_mixture(recipe.train, tasks, recipe)
@@ -138,8 +140,10 @@ def _read_mixture(
     mixture = Mixture({name: read_rows(source) for name, source in sources.items()})
     queries = {name: task.queries for name, task in tasks.items()}
     mixture, overlaps = without_overlap(mixture, queries, recipe.overlap)
-    for note in [*(note for rows in mixture.values() for note in rows.notes), *map(str, overlaps)]:
+    for note in (note for rows in mixture.values() for note in rows.notes):
         logger.warning("%s", note)
+    for overlap in overlaps:
+        logger.warning("%s: dropped", overlap)
     return mixture, overlaps
 
 

@@ -51,6 +51,7 @@ def demo(
     changes = [f"model.name={encoder}", f"train={splits}", f"dev=[{target}]", f"test=[{target}]"]
     changes += MINILM_CHANGES if encoder is Encoder.MINILM else []
     recipe = load_recipe(find_recipe("pydocs"), changes)
+    errors.print("reading the docstrings of installed libraries (half a minute the first time)", style="dim")
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
     rows = {"zero-shot": evaluate_tasks(build_model(recipe.model), tasks, recipe)}
     for label, init in SAMPLERS.items():
