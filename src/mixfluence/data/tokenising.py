@@ -31,9 +31,9 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError
 
 CACHE_VERSION = 1
-ROWS_PER_CHUNK = 1_000
+ROWS_PER_CHUNK = 500
 # A worker must earn its start.
-CHUNKS_PER_WORKER = 4
+CHUNKS_PER_WORKER = 2
 Advance = Callable[[int], object]
 Chunk = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
 
