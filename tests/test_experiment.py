@@ -125,6 +125,8 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(recipe_path: Path, tmp_path
         name: scores.per_query for name, scores in expected.items()
     }
     traces = [read_trace(recipe.output / "trace.jsonl") for recipe in (whole, broken)]
+    record = json.loads((broken.output / "record.json").read_text(encoding="utf-8"))
+    assert record["seconds"]["train"] >= traces[1][-1]["seconds"]
     for line in (line for trace in traces for line in trace):
         line.pop("seconds")
     assert traces[0] == traces[1]
@@ -173,6 +175,8 @@ def test_rows_that_ask_a_test_query_are_dropped_and_listed(
     run(recipe)
     record = json.loads((recipe.output / "record.json").read_text(encoding="utf-8"))
     assert record["overlap_dropped"] == {"big": 1}
+    (dropped,) = (recipe.output / "overlap.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(dropped) == {"dataset": "big", "row": 0, "anchor": "  ".join(query.upper().split())}
     assert record["datasets"]["big"]["rows"] == 79
     assert any("big" in message and query.split()[0].upper() in message for message in caplog.messages)
 

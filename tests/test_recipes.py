@@ -130,6 +130,11 @@ def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
         ),
         ("dev: [pandas]", "selection: {every: 5}", r"selection needs at least one dev set"),
         (
+            "batch_size: 4",
+            "batch_size: 4\n  save_every: 5\nselection: {every: 5}",
+            r"training\.save_every: leave it out",
+        ),
+        (
             "name: small",
             "name: small\nstrategy: {init: {temperature: 0}}",
             r"strategy\.init\.temperature: .*greater than 0",

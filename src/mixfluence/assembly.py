@@ -35,8 +35,8 @@ def read_rows(source: Source) -> RowSet:
             return read_pairs(source.path, source.columns)
         case HubSource():
             return read_hub(source.id, source.revision, source.config, source.split, source.columns)
-        case PydocsSource():
-            return read_pydocs_rows(source.library, source.split)
+        case PydocsSource(library=library, split=split):
+            return read_pydocs_rows(library, split)
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:
@@ -44,8 +44,8 @@ def read_task(name: str, source: Source) -> RetrievalSet:
     match source:
         case BeirSource():
             task = read_beir_retrieval(source.path, source.split, name)
-        case PydocsSource():
-            task = read_pydocs_retrieval(source.library, source.split, name)
+        case PydocsSource(library=library, split=split):
+            task = read_pydocs_retrieval(library, split, name)
         case _:
             task = retrieval_from_rows(name, read_rows(source))
     return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt)

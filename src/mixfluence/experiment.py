@@ -1,7 +1,8 @@
 """One run, top to bottom: files -> mixture -> training -> test scores -> a folder that says it all.
 
 A run folder holds `recipe.yaml` (resolved), `trace.jsonl`, `checkpoints/`, `model/` (loadable by plain
-sentence-transformers), `eval/<dataset>.jsonl` per query, `weights.json` and `record.json`, which comes last.
+sentence-transformers), `eval/<dataset>.jsonl` per query, `weights.json` and `record.json`, which comes last. Training
+rows that were dropped for asking a test query are listed in `overlap.jsonl`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from mixfluence.assembly import (
 from mixfluence.atomic import write_text
 from mixfluence.config.files import dump_recipe, load_recipe
 from mixfluence.config.recipe import Recipe
-from mixfluence.config.sources import Source
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.overlap import Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet
@@ -37,10 +37,12 @@ from mixfluence.errors import RecipeError
 from mixfluence.evaluation import DevEvaluator, Evaluation, bm25_run, evaluate, score_run, write_evaluation
 from mixfluence.record import Stopwatch, versions
 from mixfluence.training.losses import info_nce
+from mixfluence.training.trace import seconds_until
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
-RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE, TRACE_FILE = "recipe.yaml", "record.json", "weights.json", "trace.jsonl"
+RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
+TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 
 
 def run(
@@ -71,15 +73,19 @@ def run(
     logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
     with watch("data"):
         tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
-        mixture, overlaps = _read_mixture(recipe.train, tasks, recipe)
+        mixture, overlaps = _read_mixture(recipe, tasks)
     model = build_model(recipe.model)
     trainer = _build_trainer(recipe, mixture, model, callbacks or [])
     with watch("tokenise"):
         _ = trainer.tokenised
     # Only now: a run that could not start must not stand in the way of its second try.
     write_text(folder / RECIPE_FILE, dump_recipe(recipe))
+    _list_dropped_rows(folder, overlaps)
+    checkpoint = get_last_checkpoint(trainer.args.output_dir) if resume else None
+    if checkpoint:
+        watch.seconds["train"] = seconds_until(folder / TRACE_FILE, _step_of(checkpoint))
     with watch("train"):
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir) if resume else None)
+        trainer.train(resume_from_checkpoint=checkpoint)
     _save_model(trainer, folder)
     with watch("evaluate"):
         scores = evaluate_tasks(model, tasks, recipe, folder / "eval", show_progress=show_progress)
@@ -134,17 +140,29 @@ def _refuse_taken_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
         raise RecipeError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
-def _read_mixture(
-    sources: Mapping[str, Source], tasks: Mapping[str, RetrievalSet], recipe: Recipe
-) -> tuple[Mixture, list[Overlap]]:
-    mixture = Mixture({name: read_rows(source) for name, source in sources.items()})
+def _read_mixture(recipe: Recipe, tasks: Mapping[str, RetrievalSet]) -> tuple[Mixture, list[Overlap]]:
+    mixture = Mixture({name: read_rows(source) for name, source in recipe.train.items()})
     queries = {name: task.queries for name, task in tasks.items()}
     mixture, overlaps = without_overlap(mixture, queries, recipe.overlap)
     for note in (note for rows in mixture.values() for note in rows.notes):
         logger.warning("%s", note)
     for overlap in overlaps:
-        logger.warning("%s: dropped", overlap)
+        logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
     return mixture, overlaps
+
+
+def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
+    lines = [
+        json.dumps({"dataset": overlap.dataset, "row": row, "anchor": anchor}) + "\n"
+        for overlap in overlaps
+        for row, anchor in zip(overlap.rows, overlap.anchors, strict=True)
+    ]
+    if lines:
+        write_text(folder / OVERLAP_FILE, "".join(lines))
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(checkpoint.rsplit("-", 1)[1])
 
 
 def _build_trainer(
@@ -204,7 +222,7 @@ def _write_record(
         "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
         "steps": trainer.state.global_step,
-        "selected_step": int(best.rsplit("-", 1)[1]) if best else trainer.state.global_step,
+        "selected_step": _step_of(best) if best else trainer.state.global_step,
         "seconds": watch.seconds,
         "gpu_hours": {part: seconds * gpus / 3600 for part, seconds in watch.seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},

@@ -31,7 +31,7 @@ TEST_QUERIES = {"trec": ["what is\tir? ", "unasked"], "beir": ["answer to ir?"]}
 def test_overlap_ignores_case_and_spacing_and_nothing_else(mixture: Mixture) -> None:
     (overlap,) = find_overlap(mixture, TEST_QUERIES["trec"])
     assert (overlap.dataset, overlap.rows) == ("faq", (0, 2))
-    assert overlap.examples == ("What is  IR?", "WHAT IS IR?")
+    assert overlap.anchors == ("What is  IR?", "WHAT IS IR?")
     assert find_overlap(mixture, ["what isir?", "what", ""]) == []
 
 

@@ -144,6 +144,8 @@ class Recipe(Section):
             return self
         if not self.dev:
             raise ValueError("selection needs at least one dev set")
+        if self.training.save_every is not None:
+            raise ValueError("training.save_every: leave it out, selection saves a checkpoint whenever it looks")
         if self.training.steps % self.selection.every:
             raise ValueError(
                 f"selection.every ({self.selection.every}) must divide training.steps ({self.training.steps}), "

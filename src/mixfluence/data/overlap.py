@@ -22,10 +22,10 @@ class Overlap:
 
     dataset: str
     rows: tuple[int, ...]
-    examples: tuple[str, ...]
+    anchors: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = "; ".join(repr(example) for example in self.examples)
+        shown = "; ".join(map(repr, self.anchors[:EXAMPLES]))
         return f"{self.dataset}: {len(self.rows)} training rows ask a test query ({shown})"
 
 
@@ -39,7 +39,7 @@ def find_overlap(mixture: Mixture, test_queries: Iterable[str]) -> list[Overlap]
         anchors = dataset.rows["anchor"]
         rows = tuple(row for row, anchor in enumerate(anchors) if _plain(anchor) in forbidden)
         if rows:
-            found.append(Overlap(name, rows, tuple(anchors[row] for row in rows[:EXAMPLES])))
+            found.append(Overlap(name, rows, tuple(anchors[row] for row in rows)))
     return found
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
 from mixfluence.evaluation.metrics import MEASURES, mean
 
@@ -46,13 +46,9 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
     The name is percent-encoded, so that any dataset name stays inside the folder, and the file appears
     whole or not at all.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / (quote(evaluation.dataset, safe="") + _SUFFIX)
-    unfinished = folder / f"{path.name}.{os.getpid()}"
-    with unfinished.open("w", encoding="utf-8") as file:
-        for query, scores in evaluation.per_query.items():
-            file.write(json.dumps({"query_id": query, **scores}) + "\n")
-    os.replace(unfinished, path)
+    lines = (json.dumps({"query_id": query, **scores}) + "\n" for query, scores in evaluation.per_query.items())
+    write_text(path, "".join(lines))
     return path
 
 

@@ -111,6 +111,11 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line]
 
 
+def seconds_until(path: Path, step: int) -> float:
+    """Return how long the run in a trace had trained when it reached a step."""
+    return max((float(line["seconds"]) for line in read_trace(path) if line["step"] <= step), default=0.0)
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """Read our part of a checkpoint."""
     try:
