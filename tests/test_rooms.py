@@ -18,7 +18,7 @@ SOURCE = Path(mixfluence.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 TOOLS = {"errors", "atomic"}
-PARTS = {*TOOLS, "attention", "encoders", "policy", "strategies", "data", "evaluation", "training"}
+PARTS = {*TOOLS, "attention", "encoders", "influence", "policy", "strategies", "data", "evaluation", "training"}
 # Room -> the other rooms it may import. Only what puts a run together knows recipes, and only `cli` the user.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
@@ -27,10 +27,11 @@ DOORS: dict[str, set[str]] = {
     "record": TOOLS,
     "encoders": TOOLS,
     "policy": TOOLS,
-    "strategies": {*TOOLS, "policy"},
+    "influence": TOOLS,
+    "strategies": {*TOOLS, "influence", "policy"},
     "data": TOOLS,
     "evaluation": {*TOOLS, "attention", "data"},
-    "training": {*TOOLS, "attention", "policy", "strategies", "data"},
+    "training": {*TOOLS, "attention", "influence", "policy", "strategies", "data"},
     "report": {*TOOLS, "data", "evaluation"},
     "config": TOOLS,
     "assembly": {*PARTS, "config"},
@@ -42,7 +43,7 @@ GUESTS: dict[str, set[str]] = {
     "transformers": {"training", "experiment", "cli"},
     "accelerate": {"training", "experiment", "cli"},
     "sentence_transformers": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
-    "torch": {"training", "encoders", "data", "evaluation", "attention", "assembly", "experiment"},
+    "torch": {"influence", "training", "encoders", "data", "evaluation", "attention", "assembly", "experiment"},
     "datasets": {"training", "data", "cli"},
     "pydantic": {"config"},
     "typer": {"cli"},

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from mixfluence.config.recipe import InitialSection, ModelSection, Recipe, StrategySection
+from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.config.sources import BeirSource, HubSource, PairsSource, PydocsSource, Source
+from mixfluence.config.strategy import InfDDSSection, InitialSection, ProbeSection
 from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
 from mixfluence.data.halves import guiding_half, selecting_half
 from mixfluence.data.hub import read_hub
@@ -22,7 +23,15 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
-from mixfluence.policy import Initial, Temperature, Weights
+from mixfluence.influence import (
+    Metric,
+    Probe,
+    Reptile,
+    distillation_metric,
+    info_nce_metric,
+    soft_ndcg_metric,
+)
+from mixfluence.policy import RULES, Initial, Temperature, Weights
 from mixfluence.strategies import STRATEGIES, Strategy
 
 
@@ -74,9 +83,15 @@ def build_model(section: ModelSection) -> SentenceTransformer:
     return load_encoder(**section.model_dump())
 
 
-def build_strategy(section: StrategySection) -> Strategy:
+def build_strategy(recipe: Recipe) -> Strategy:
     """Set up the sampler."""
-    options = {**section.model_dump(exclude={"name", "init"}), "init": _initial(section.init)}
+    section = recipe.strategy
+    options: dict[str, Any] = section.model_dump(exclude={"name", "preset", "init", "probe", "rule", "reptile"})
+    if isinstance(section, InfDDSSection):
+        options["probe"] = _probe(section.probe, recipe.training.temperature)
+        options["rule"] = RULES[section.rule.name](**section.rule.model_dump(exclude={"name"}))
+        options["reptile"] = None if section.reptile.rate == "off" else Reptile(**section.reptile.model_dump())
+    options["init"] = _initial(section.init)
     return STRATEGIES[section.name](**options)
 
 
@@ -127,7 +142,7 @@ def _prompts(recipe: Recipe, model: SentenceTransformer) -> dict[str, dict[str, 
 
     return {
         name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
-        for name, source in recipe.train.items()
+        for name, source in {**recipe.dev, **recipe.train}.items()
     }
 
 
@@ -135,6 +150,18 @@ def _bf16(precision: str, device: torch.device) -> bool:
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     return precision == "bf16"
+
+
+def _probe(section: ProbeSection, temperature: float) -> Probe:
+    metrics: dict[str, Metric | Literal["training-loss"]] = {
+        "info-nce": info_nce_metric(temperature),
+        "info-nce-hard": info_nce_metric(temperature, hard_negatives=True),
+        "soft-ndcg": soft_ndcg_metric(temperature),
+        "distillation": distillation_metric(temperature),
+        "training-loss": "training-loss",
+    }
+    options: dict[str, Any] = section.model_dump(exclude={"metric"})
+    return Probe(metric=metrics[section.metric], **options)
 
 
 def _initial(section: InitialSection) -> Initial:

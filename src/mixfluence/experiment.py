@@ -176,7 +176,7 @@ def _build_trainer(
         args=args,
         train_dataset=mixture,
         dev_dataset=read_guides(recipe),
-        strategy=build_strategy(recipe.strategy),
+        strategy=build_strategy(recipe),
         loss=info_nce(
             model,
             training.temperature,

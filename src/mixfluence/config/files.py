@@ -119,19 +119,27 @@ def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
 
 def _validation_message(path: Path, tree: yaml.Node, error: ValidationError) -> str:
     first = error.errors()[0]
-    # Pydantic puts the name of the chosen format between a source's name and its field.
-    keys = [key for i, key in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] in {"train", "dev", "test"})]
+    keys = _keys(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         message = "this key is missing"
     elif first["type"].startswith("union_tag"):
-        keys.append("format")
-        found = first["input"].get("format") if isinstance(first["input"], dict) else first["input"]
-        message = f"expected one of {', '.join(FORMATS)}, found {found!r}"
+        tag = first["ctx"]["discriminator"].strip("'")
+        known = first["ctx"].get("expected_tags", ", ".join(map(repr, FORMATS))).replace("'", "")
+        keys.append(tag)
+        found = first["input"].get(tag) if isinstance(first["input"], dict) else first["input"]
+        message = f"expected one of {known}, found {found!r}"
     elif first["type"] != "value_error":
         message = f"{message[0].lower()}{message[1:]}, found {first['input']!r}"
     place = ".".join(map(str, keys))
     return f"{path}:{_line(tree, keys)}: {place + ': ' if place else ''}{message}"
+
+
+def _keys(place: Sequence[str | int]) -> list[str | int]:
+    """Return a place as the recipe has it: pydantic puts the chosen format, strategy or rule into it."""
+    added = {2} if place and place[0] in {"train", "dev", "test"} else set()
+    added |= {i + 1 for i, key in enumerate(place) if key == "strategy" or (key == "rule" and i + 1 < len(place))}
+    return [key for i, key in enumerate(place) if i not in added]
 
 
 def _line(node: yaml.Node, keys: Sequence[str | int]) -> int:

@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mixfluence.config.sources import PathLike, Section, Source, check_defaults, fill_sources
-
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
+from mixfluence.config.strategy import Count, Positive, StaticSection, Strategy
 
 
 class ModelSection(Section):
@@ -22,48 +19,6 @@ class ModelSection(Section):
     passage_length: Count | None = None
     revision: str | None = None
     trust_remote_code: bool = False
-
-
-class InitialSection(Section):
-    """The starting distribution: exactly one of a temperature, weights, or a file of weights.
-
-    The words `uniform` and `proportional` stand for the temperatures infinity and 1.
-    """
-
-    temperature: Positive | None = None
-    weights: dict[str, float] | None = None
-    file: PathLike | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _words(cls, data: Any) -> Any:
-        words = {"uniform": {"temperature": float("inf")}, "proportional": {"temperature": 1.0}}
-        if isinstance(data, str):
-            if data not in words:
-                raise ValueError(f"expected uniform, proportional, temperature, weights or file, found {data!r}")
-            return words[data]
-        return data
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        given = [name for name in ("temperature", "weights", "file") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of temperature, weights and file, found {', '.join(given) or 'none'}")
-        return self
-
-
-class StrategySection(Section):
-    """Which sampler, where it starts, and the bounds it keeps. A bare word is the name alone."""
-
-    name: Literal["static"] = "static"
-    init: InitialSection = InitialSection(temperature=1.0)
-    floor: Share = 0.0
-    max_epochs: Positive | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, data: Any) -> Any:
-        return {"name": data} if isinstance(data, str) else data
 
 
 class TrainingSection(Section):
@@ -119,7 +74,7 @@ class Recipe(Section):
     dev: dict[str, Source] = Field(default_factory=dict)
     test: dict[str, Source] = Field(default_factory=dict)
     overlap: Literal["drop", "refuse"] = "drop"
-    strategy: StrategySection = StrategySection()
+    strategy: Strategy = StaticSection()
     training: TrainingSection
     selection: SelectionSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
@@ -137,6 +92,16 @@ class Recipe(Section):
             if section in data:
                 data[section] = fill_sources(data[section], defaults, section)
         return {"output": f"runs/{data.get('name')}"} | data
+
+    @model_validator(mode="after")
+    def _guided_by_dev(self) -> Self:
+        if self.strategy.name == "inf-dds" and not self.dev:
+            raise ValueError("strategy inf-dds needs at least one dev set to be guided by")
+        for name in self.train.keys() & self.dev.keys():
+            ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
+            if ours != theirs:
+                raise ValueError(f"dev.{name}: its prompts differ from those of train.{name}")
+        return self
 
     @model_validator(mode="after")
     def _selection_has_dev(self) -> Self:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from mixfluence.influence import Influences, Probe, Reptile
 from mixfluence.policy import Vector
 
 
@@ -13,14 +14,23 @@ class Strategy(ABC):
     """Decides how likely each dataset is to give the next batch.
 
     A strategy sees sizes and measurements, never the trainer or the model. The trainer calls `start`
-    once, asks `weights` before every draw, and saves `state_dict` with each checkpoint.
+    once, asks `weights` before every draw, and saves `state_dict` with each checkpoint. One that says how it wants
+    datasets probed is asked after every step whether a round is `due`, and gets what was measured by `update`.
 
     Attributes:
         max_epochs: How often a row may be seen at most; None for no limit. The sampler enforces it,
             because only the sampler knows how many rows were drawn.
+        probe: How datasets are to be probed; None for a strategy that needs no measurement.
+        inner_steps: Training steps of a probe.
+        subset: How many datasets, drawn anew, a round probes; None for all.
+        reptile: How the model follows its probes; None if it does not.
     """
 
     max_epochs: float | None = None
+    probe: Probe | None = None
+    inner_steps: int = 0
+    subset: int | None = None
+    reptile: Reptile | None = None
 
     @abstractmethod
     def start(self, sizes: Mapping[str, int]) -> None:
@@ -29,6 +39,22 @@ class Strategy(ABC):
     @abstractmethod
     def weights(self) -> Vector:
         """Return the current probability of each dataset."""
+
+    def due(self, step: int, relative_rate: float) -> bool:
+        """Return whether datasets are to be probed after a step.
+
+        Args:
+            step: Steps trained.
+            relative_rate: The learning rate of the next step, divided by the greatest of the schedule.
+        """
+        return False
+
+    def update(self, influences: Influences) -> dict[str, Any]:
+        """Take what was measured; return, by name, what the trace should say of it beyond the influences.
+
+        A list in it has one value per dataset that was measured.
+        """
+        raise NotImplementedError(f"{type(self).__name__} asks for probes but does not use them")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beyond the constructor's arguments, as JSON values."""

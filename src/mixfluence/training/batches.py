@@ -45,8 +45,12 @@ class MixtureRows(Dataset[TokenBatch]):
     def __getitems__(self, numbers: Sequence[int]) -> TokenBatch:
         """Return the rows with these numbers, which must be of one dataset."""
         which = int(np.searchsorted(self._ends, numbers[0], side="right"))
+        first = self._ends[which] - len(self._datasets[which])
+        return self.batch(which, np.array(numbers, np.int64) - first)
+
+    def batch(self, which: int, rows: NDArray[np.int64]) -> TokenBatch:
+        """Return rows of a dataset, both counted from 0."""
         dataset = self._datasets[which]
-        rows = np.array(numbers, np.int64) - (self._ends[which] - len(dataset))
         passages, scores = dataset.candidates(rows, self._negatives[which])
         names = ["positive", *(f"negative_{i}" for i in range(1, passages.shape[1]))]
         columns = {"anchor": dataset.queries.token_ids(dataset.anchors[rows])}

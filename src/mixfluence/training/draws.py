@@ -34,7 +34,7 @@ def build_sampler(
         tokenised: The datasets.
         negatives: Hard negatives per row of each dataset.
     """
-    seed = _seed(args)
+    seed = data_seed(args)
     sizes = batch_sizes(args, tokenised)
 
     def stream(number: int, name: str) -> RowStream:
@@ -63,16 +63,24 @@ def build_sampler(
     )
 
 
-def batch_sizes(args: SentenceTransformerTrainingArguments, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
-    """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives."""
-    world, wanted = args.world_size, args.train_batch_size
+def batch_sizes(
+    args: SentenceTransformerTrainingArguments, tokenised: Mapping[str, TokenisedRows], wanted: int | None = None
+) -> dict[str, int]:
+    """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives.
+
+    Args:
+        args: The host's.
+        tokenised: The datasets.
+        wanted: Rows per process; the training batch if None.
+    """
+    world, wanted = args.world_size, wanted or args.train_batch_size
     return {name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()}
 
 
 def fixed_settings(args: SentenceTransformerTrainingArguments) -> dict[str, int]:
     """Return what a resumed run must share with its checkpoint to draw the same batches."""
     return {
-        "seed": _seed(args),
+        "seed": data_seed(args),
         "batch size": args.train_batch_size * args.world_size,
         "gradient accumulation": args.gradient_accumulation_steps,
     }
@@ -92,5 +100,6 @@ def prompts_of(args: SentenceTransformerTrainingArguments, dataset: str, dataset
     return Prompts(columns.get("anchor", ""), columns.get("positive", ""))
 
 
-def _seed(args: SentenceTransformerTrainingArguments) -> int:
+def data_seed(args: SentenceTransformerTrainingArguments) -> int:
+    """Return the seed of everything that is drawn."""
     return int(args.seed if args.data_seed is None else args.data_seed)

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
 from mixfluence.training.permutation import uniform
-from mixfluence.training.streams import Rows, RowStream, StreamState
+from mixfluence.training.streams import RowStream, StreamState, share
 
 
 class Draw(NamedTuple):
@@ -138,17 +138,13 @@ class MixtureBatchSampler(Sampler[list[int]]):
         rows = stream.take(int(self._batch_sizes[dataset]), self._world)
         self._pending.append(Draw(dataset, len(rows), before))
         self.rows_drawn[dataset] += len(rows)
-        mine: list[int] = (self._offsets[dataset] + self._share(rows)).tolist()
+        mine: list[int] = (self._offsets[dataset] + share(rows, self._rank, self._world)).tolist()
         return mine
 
     def _choose(self) -> int:
         edges = np.cumsum(self.probabilities())
         number = uniform(self._seed, self._trained + len(self._pending))
         return int(np.searchsorted(edges, number * edges[-1], side="right"))
-
-    def _share(self, rows: Rows) -> Rows:
-        # Fewer rows than processes: every process needs one, so some hold the same row.
-        return (rows if len(rows) >= self._world else np.resize(rows, self._world))[self._rank :: self._world]
 
     def _check_limits(self) -> None:
         if self._row_limits is None:

@@ -84,6 +84,12 @@ class RowStream:
         )
 
 
+def share(rows: Rows, rank: int, world: int) -> Rows:
+    """Return a process's part of the rows of a batch."""
+    # Fewer rows than processes: every process needs one, so some hold the same row.
+    return (rows if len(rows) >= world else np.resize(rows, world))[rank::world]
+
+
 class _Batch:
     """Rows accepted so far, and the texts that decide whether the next one fits."""
 

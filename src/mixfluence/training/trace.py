@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
+from mixfluence.influence import Influences
 from mixfluence.training.sampler import Draw
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ class MixtureCallback(TrainerCallback):
     `trace.jsonl` starts with one line about the datasets. Then comes a line whenever the host logs or saves:
     the step, the probabilities in force, and since the line before it the dataset and number of rows of
     every batch trained on. Batches already drawn but not trained on are listed too: new weights act only
-    after them.
+    after them. A line with `update` says what a round of probes measured and cost, and the new weights.
     """
 
     def __init__(self, trainer: MixtureTrainer, path: Path) -> None:
@@ -54,8 +57,11 @@ class MixtureCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the sampler that a batch was trained on, the last of its step."""
+        """Tell the sampler that a batch was trained on, the last of its step, and update the strategy if due."""
         self._untold.append(self._trainer.sampler.forget_trained())
+        if update := self._trainer.update_strategy():
+            self._tell(state, {})
+            self._write(state, {"weights": self._trainer.probabilities(), "update": update})
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -89,11 +95,9 @@ class MixtureCallback(TrainerCallback):
         self._tell(state, {})
 
     def _tell(self, state: TrainerState, facts: dict[str, float]) -> None:
-        if not self._untold or not state.is_world_process_zero:
+        if not self._untold:
             return
         line = {
-            "step": state.global_step,
-            "seconds": round(time.monotonic() - self._started, 3),
             **facts,
             "weights": self._trainer.probabilities(),
             "trained": [draw.dataset for draw in self._untold],
@@ -101,8 +105,38 @@ class MixtureCallback(TrainerCallback):
             "drawn_ahead": self._trainer.sampler.drawn_ahead,
         }
         self._untold = []
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(line))
+        self._write(state, line)
+
+    def _write(self, state: TrainerState, line: dict[str, Any]) -> None:
+        if state.is_world_process_zero:
+            now = {"step": state.global_step, "seconds": round(time.monotonic() - self._started, 3)}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_line(now | line))
+
+
+def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what a round measured and what a strategy made of it, with names instead of positions.
+
+    Args:
+        influences: What was measured.
+        facts: What the strategy says: lists have one value per dataset that was measured.
+        names: Names of all datasets.
+    """
+    probed = [names[dataset] for dataset in influences.probed]
+    named = {name: dict(zip(probed, v, strict=True)) if isinstance(v, list) else v for name, v in facts.items()}
+    return {
+        **named,
+        "on_targets": {
+            target: dict(zip(probed, column.tolist(), strict=True))
+            for target, column in zip(influences.targets, influences.on_targets().T, strict=True)
+        },
+        # JSON knows no not-a-number.
+        "dev": {
+            t: v if math.isfinite(v) else None
+            for t, v in zip(influences.targets, influences.base.tolist(), strict=True)
+        },
+        "failed": [names[dataset] for dataset in influences.failed],
+    }
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

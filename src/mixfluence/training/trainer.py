@@ -26,12 +26,14 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenising import tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence import rates
 from mixfluence.strategies import Static, Strategy
 from mixfluence.training.batches import MixtureRows, PadCollator
 from mixfluence.training.card import add_mixture_section
 from mixfluence.training.draws import batch_sizes, build_sampler, fixed_settings, prompts_of
+from mixfluence.training.rounds import ProbeRounds
 from mixfluence.training.sampler import MixtureBatchSampler
-from mixfluence.training.trace import MixtureCallback, read_state
+from mixfluence.training.trace import MixtureCallback, describe, read_state
 
 Pool = Mapping[str, RowSet | Dataset]
 
@@ -49,8 +51,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
             for all passages), flat or per dataset.
         train_dataset: The pool: name -> dataset with the columns anchor, positive and any negatives, by
             position.
-        dev_dataset: The targets: name -> dataset of the same shape. Their loss is logged whenever the host
-            evaluates.
+        dev_dataset: The targets: name -> dataset of the same shape. They guide a strategy that asks for probes,
+            and their loss is logged whenever the host evaluates.
         strategy: Decides the probabilities; proportional to size if none is given.
         loss: As for the host; see `mixfluence.training.losses.info_nce`.
         num_negatives: Hard negatives per row. None takes as many as every row of the dataset has.
@@ -75,14 +77,18 @@ class MixtureTrainer(SentenceTransformerTrainer):
         if train_dataset is None:
             raise DataError("train_dataset: a mixture needs at least one dataset")
         self.mixture = Mixture(train_dataset)
+        self.dev = Mixture(dev_dataset) if dev_dataset else None
         self.strategy = strategy or Static()
+        if self.strategy.probe and not self.dev:
+            raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set to be guided by")
         self.strategy.start(self.mixture.sizes)
         self.num_negatives = num_negatives
         self.sampler: MixtureBatchSampler
         self._resumed: dict[str, Any] | None = None
         self._tokenised: dict[str, TokenisedRows] | None = None
-        if dev_dataset and "eval_dataset" not in host_options:
-            host_options["eval_dataset"] = _host_columns(Mixture(dev_dataset))
+        self._rounds: ProbeRounds | None = None
+        if self.dev and "eval_dataset" not in host_options:
+            host_options["eval_dataset"] = _host_columns(self.dev)
         super().__init__(
             model=model,
             args=args,
@@ -117,8 +123,13 @@ class MixtureTrainer(SentenceTransformerTrainer):
             for name, rows in tokenised.items()
         }
         self.sampler = build_sampler(self.args, self.strategy, tokenised, negatives)
+        if self.dev and self.strategy.probe:
+            dev = self._tokenise(self.dev)
+            self._rounds = ProbeRounds(self, self.strategy, tokenised, dev, negatives)
         if self._resumed:
             self.sampler.load_state_dict(self._resumed["sampler"], skip=not self.args.ignore_data_skip)
+            if self._rounds:
+                self._rounds.load_state_dict(self._resumed["rounds"])
         # Not handed to accelerate: the sampler gives each process its share itself, and accelerate would
         # read one batch ahead, which delays new weights by a step.
         collator: Any = PadCollator(name_datasets=isinstance(self.loss, dict))
@@ -136,24 +147,18 @@ class MixtureTrainer(SentenceTransformerTrainer):
     def tokenised(self) -> dict[str, TokenisedRows]:
         """Token ids of every training dataset, tokenised when first asked for."""
         if self._tokenised is None:
-            tokeniser = Tokeniser(self.model)
-            console = Console(stderr=True)
-            silent = self.args.disable_tqdm or not console.is_terminal
-            with (
-                self.args.main_process_first(desc="tokenising"),
-                Progress(console=console, transient=True, disable=silent) as progress,
-            ):
-                bar = progress.add_task("tokenising", total=sum(self.mixture.sizes.values()))
-                self._tokenised = {
-                    name: tokenise(
-                        rows,
-                        tokeniser,
-                        prompts_of(self.args, name, self.mixture),
-                        lambda count: progress.advance(bar, count),
-                    )
-                    for name, rows in self.mixture.items()
-                }
+            self._tokenised = self._tokenise(self.mixture)
         return self._tokenised
+
+    def update_strategy(self) -> dict[str, Any] | None:
+        """Probe and let the strategy learn from it, if it is time; return what the trace should say."""
+        step, steps = self.state.global_step, self.state.max_steps
+        rate, greatest = rates(self.optimizer)
+        if self._rounds is None or step >= steps or not self.strategy.due(step, rate / greatest):
+            return None
+        influences, cost = self._rounds.run()
+        facts = self.strategy.update(influences)
+        return cost | describe(influences, facts, list(self.mixture))
 
     def probabilities(self) -> dict[str, float]:
         """Return the probability of each dataset for the next draw."""
@@ -178,6 +183,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "strategy": self.strategy.state_dict(),
             "fingerprints": self.mixture.fingerprints,
             "settings": fixed_settings(self.args),
+            **({"rounds": self._rounds.state_dict()} if self._rounds else {}),
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -194,6 +200,23 @@ class MixtureTrainer(SentenceTransformerTrainer):
         if self.args.should_save and hasattr(self, "sampler"):
             folder = Path(output_dir or self.args.output_dir)
             add_mixture_section(folder / "README.md", self.strategy, self._mixture_table())
+
+    def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
+        tokeniser = Tokeniser(self.model)
+        console = Console(stderr=True)
+        silent = self.args.disable_tqdm or not console.is_terminal
+        names = {*self.mixture, *(self.dev or ())}
+        with (
+            self.args.main_process_first(desc="tokenising"),
+            Progress(console=console, transient=True, disable=silent) as progress,
+        ):
+            bar = progress.add_task("tokenising", total=sum(datasets.sizes.values()))
+            return {
+                name: tokenise(
+                    rows, tokeniser, prompts_of(self.args, name, names), lambda count: progress.advance(bar, count)
+                )
+                for name, rows in datasets.items()
+            }
 
     def _mixture_table(self) -> list[dict[str, Any]]:
         drawn = self.sampler.rows_drawn.tolist()

@@ -1,9 +1,4 @@
-"""Numbers become sampling probabilities here: starting distributions, the floor and the epoch cap.
-
-Everything is a pure function of arrays in the order of the mixture's datasets. Logits, not
-probabilities, are what later modules keep and move: a temperature of 0.3 gives some datasets 1e-10,
-which a probability would round away.
-"""
+"""Where sampling starts: by size, or by given weights."""
 
 from __future__ import annotations
 
@@ -14,11 +9,9 @@ from difflib import get_close_matches
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
-
-Vector = NDArray[np.float64]
+from mixfluence.policy.bounds import Vector
 
 
 class Initial(Protocol):
@@ -79,38 +72,3 @@ class Weights:
             raise RecipeError(f"no weight for {', '.join(map(repr, missing))}")
         with np.errstate(divide="ignore"):
             return np.log(np.array([self.weights[name] for name in sizes], dtype=np.float64))
-
-
-def softmax(logits: Vector) -> Vector:
-    """Turn logits into probabilities."""
-    scaled = np.exp(logits - logits.max())
-    return np.asarray(scaled / scaled.sum())
-
-
-def lift(probabilities: Vector, floor: float) -> Vector:
-    """Mix in the uniform distribution just enough that no probability is below `floor`."""
-    share = floor * len(probabilities)
-    if not 0 <= share <= 1:
-        raise RecipeError(
-            f"a floor of {floor} for {len(probabilities)} datasets adds up to {share:.3g}: "
-            f"it must lie between 0 and {1 / len(probabilities):.3g}"
-        )
-    return (1 - share) * probabilities + floor
-
-
-def cap(probabilities: Vector, limits: Vector) -> Vector:
-    """Hold every probability at or below its limit, pouring the excess over the others (water-filling).
-
-    The excess goes to the datasets below their limit in proportion to their probability, so their
-    ratios stay as they were. When the limits sum to less than one, they are returned rescaled; when they
-    leave no share at all, there is nothing to hold and the probabilities are returned.
-    """
-    capped = np.zeros(len(probabilities), dtype=bool)
-    shares = probabilities
-    while (over := ~capped & (shares > limits)).any():
-        capped |= over
-        free = np.where(capped, 0.0, probabilities)
-        rest = max(0.0, 1.0 - limits[capped].sum())
-        scale = rest / free.sum() if free.any() else 0.0
-        shares = np.where(capped, limits, free * scale)
-    return np.asarray(shares / shares.sum() if shares.any() else probabilities)

@@ -1,0 +1,30 @@
+"""What is a dataset worth now: probes that train on it, look at the dev sets and go back."""
+
+from mixfluence.influence.influences import Influences
+from mixfluence.influence.metrics import (
+    DevBatch,
+    Metric,
+    Piece,
+    distillation_metric,
+    info_nce_metric,
+    loss_metric,
+    soft_ndcg_metric,
+)
+from mixfluence.influence.probe import Learner, Probe, Prober, rates
+from mixfluence.influence.reptile import Reptile
+
+__all__ = [
+    "DevBatch",
+    "Influences",
+    "Learner",
+    "Metric",
+    "Piece",
+    "Probe",
+    "Prober",
+    "Reptile",
+    "distillation_metric",
+    "info_nce_metric",
+    "loss_metric",
+    "rates",
+    "soft_ndcg_metric",
+]

@@ -1,0 +1,92 @@
+"""What was measured: the gain of every dev query from a few steps on every dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Aggregate = Literal["mean", "relative", "worst"]
+
+
+@dataclass(frozen=True)
+class Influences:
+    """Influences of one round. Above zero means that training on the dataset helped.
+
+    Attributes:
+        probed: Which datasets were measured, as positions in the mixture; those that failed are left out.
+        failed: Datasets whose probe gave something that is not a number.
+        targets: Names of the dev sets.
+        base: Mean metric on each dev set before any probe.
+        gains: For each dev set an array of probed datasets x queries: by how much the metric of a query
+            became better.
+    """
+
+    probed: NDArray[np.int64]
+    failed: NDArray[np.int64]
+    targets: list[str]
+    base: Array
+    gains: list[Array]
+
+    def on_targets(self) -> Array:
+        """Return the influence of every probed dataset on every target."""
+        return np.stack([gain.mean(axis=1) for gain in self.gains], axis=1)
+
+    def spread(self, how: Aggregate) -> float:
+        """Return the standard deviation of the combined influences, 0 for fewer than two datasets."""
+        return float(self.combine(how)[0].std()) if len(self.probed) > 1 else 0.0
+
+    def combine(self, how: Aggregate) -> tuple[Array, Array]:
+        """Return one influence per probed dataset, and the standard error of its distance from their mean.
+
+        The error is taken over queries from paired differences, so that what a query is like for all
+        datasets alike does not count.
+
+        Args:
+            how: `mean` over targets, as in the paper, where a target with a large loss counts most; `relative`,
+                the mean of gains divided by the metric before, where all count alike; `worst`, the relative
+                gain of the target that a dataset helps least or harms most.
+        """
+        scale = np.ones(len(self.base)) if how == "mean" else np.abs(self.base)
+        gains = self.on_targets() / scale
+        errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
+        if how == "worst":
+            rows, worst = np.arange(len(gains)), gains.argmin(axis=1)
+            return gains[rows, worst], errors[rows, worst]
+        return gains.mean(axis=1), np.sqrt((errors**2).sum(axis=1)) / len(self.targets)
+
+
+def gather(
+    probed: Sequence[int], targets: Sequence[str], before: Sequence[Array], after: Sequence[Sequence[Array]], sign: int
+) -> Influences:
+    """Return the influences of a round from raw metric values.
+
+    Args:
+        probed: Datasets in the order of `after`.
+        targets: Names of the dev sets.
+        before: Values per query on each dev set before any probe.
+        after: The same after each dataset's probe.
+        sign: 1 if a larger metric is better, -1 if a smaller one is.
+    """
+    positions = np.array(probed, np.int64)
+    finite = np.array([all(np.isfinite(values).all() for values in proxy) for proxy in after], dtype=bool)
+    finite &= all(np.isfinite(values).all() for values in before)
+    base = np.array([values.mean() for values in before])
+    gains = [
+        sign * (np.array([proxy[target] for proxy in after]).reshape(len(after), -1)[finite] - values)
+        for target, values in enumerate(before)
+    ]
+    return Influences(positions[finite], positions[~finite], list(targets), base, gains)
+
+
+def _contrast_errors(gains: Array) -> Array:
+    """Return the standard error of each row's distance from the mean row, 0 where one query tells nothing of it."""
+    queries = gains.shape[1]
+    if queries < 2:
+        return np.zeros(len(gains))
+    contrasts = gains - gains.mean(axis=0)
+    return np.asarray(contrasts.std(axis=1, ddof=1) / np.sqrt(queries))

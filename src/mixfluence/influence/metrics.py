@@ -1,0 +1,140 @@
+"""What a model is worth on a dev batch: one value per query.
+
+Built-in metrics compare every query with the passages of all rows in the batch, in fp32 and by cosine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixfluence.errors import DataError
+
+Features = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a dev batch that pass through the model together.
+
+    Attributes:
+        columns: Model inputs: queries, positives, then one per hard negative.
+        labels: Teacher scores of each row's passages, if there are any.
+    """
+
+    columns: Sequence[Features]
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DevBatch:
+    """The rows of one target that a round is judged by."""
+
+    target: str
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A function of (model, dev batch) that returns one value per query, and which way is better.
+
+    Attributes:
+        values: The function. It runs in eval mode without gradients, before and after every probe.
+        higher_is_better: Whether a larger value is a better model.
+        hard_negatives: Whether the dev batch should hold the rows' hard negatives.
+    """
+
+    values: Callable[[nn.Module, DevBatch], Tensor]
+    higher_is_better: bool
+    hard_negatives: bool = False
+
+
+def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:
+    """InfoNCE over the batch's positives: the paper's metric, and the one to start with.
+
+    Args:
+        temperature: Divides the cosines; keep it at that of training.
+        hard_negatives: Let the hard negatives of all rows compete too.
+    """
+
+    def values(model: nn.Module, batch: DevBatch) -> Tensor:
+        scores = _scores(*embed(model, batch)) / temperature
+        return torch.logsumexp(scores, dim=1) - scores.diagonal()
+
+    return Metric(values, higher_is_better=False, hard_negatives=hard_negatives)
+
+
+def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
+    """NDCG of the positive among all passages of the batch, smoothed so that small improvements show.
+
+    Nearer to what is reported than InfoNCE, and blind to queries that are already answered: worth a try when the dev
+    loss falls but its NDCG does not rise.
+
+    Args:
+        temperature: How far apart two cosines must be to count as ranked.
+    """
+
+    def values(model: nn.Module, batch: DevBatch) -> Tensor:
+        scores = _scores(*embed(model, batch))
+        ahead = torch.sigmoid((scores - scores.diagonal()[:, None]) / temperature).sum(dim=1) - 0.5
+        return 1 / torch.log2(2 + ahead)
+
+    return Metric(values, higher_is_better=True, hard_negatives=True)
+
+
+def distillation_metric(temperature: float = 0.02) -> Metric:
+    """Cross-entropy from a teacher's scores over a row's own passages; for dev rows that carry scores.
+
+    Args:
+        temperature: Divides the cosines; the teacher's scores are taken as they are.
+    """
+
+    def values(model: nn.Module, batch: DevBatch) -> Tensor:
+        queries, passages = embed(model, batch)
+        if any(piece.labels is None for piece in batch.pieces):
+            raise DataError(f"{batch.target}: a distillation metric needs teacher scores on the dev rows")
+        teacher = torch.cat([piece.labels for piece in batch.pieces if piece.labels is not None]).float()
+        student = torch.einsum("qd,qpd->qp", queries, passages) / temperature
+        known = teacher.isfinite()
+        target = teacher.masked_fill(~known, -torch.inf).softmax(dim=1)
+        return -(target * student.masked_fill(~known, -torch.inf).log_softmax(dim=1)).nansum(dim=1)
+
+    return Metric(values, higher_is_better=False, hard_negatives=True)
+
+
+def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
+    """The training loss itself, one value per piece of the batch: for losses that no other metric stands for.
+
+    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it fits.
+
+    Args:
+        loss: As the trainer has it: one loss, or one per dataset name.
+    """
+
+    def values(model: nn.Module, batch: DevBatch) -> Tensor:
+        chosen = loss[batch.target] if isinstance(loss, Mapping) else loss
+        found = [chosen([dict(column) for column in piece.columns], piece.labels) for piece in batch.pieces]
+        return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])
+
+    return Metric(values, higher_is_better=False, hard_negatives=True)
+
+
+def embed(model: nn.Module, batch: DevBatch) -> tuple[Tensor, Tensor]:
+    """Return normalised fp32 embeddings: queries x dimensions, and queries x passages of the row x dimensions."""
+    columns = [
+        # The host's modules write into the features they are given.
+        [model(dict(column))["sentence_embedding"].float() for column in piece.columns]
+        for piece in batch.pieces
+    ]
+    joined = [F.normalize(torch.cat(parts), dim=-1) for parts in zip(*columns, strict=True)]
+    return joined[0], torch.stack(joined[1:], dim=1)
+
+
+def _scores(queries: Tensor, passages: Tensor) -> Tensor:
+    """Return cosines of every query with every passage, the positives of all rows first."""
+    return queries @ passages.transpose(0, 1).flatten(0, 1).T

@@ -1,0 +1,187 @@
+"""What is a dataset worth now? Train on it for a few steps, look at the dev sets, go back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mixfluence.errors import RecipeError
+from mixfluence.influence.influences import Aggregate, Influences, gather
+from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
+from mixfluence.influence.preserve import learning_rate, surroundings, way_back
+from mixfluence.influence.reptile import Displacement, Reptile
+from mixfluence.influence.snapshot import Snapshot
+from mixfluence.influence.steps import FrozenAdam
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How a dataset is tried out, and by what it is judged.
+
+    Attributes:
+        state: `inherited`: steps by the run's own optimizer, momentum included, as the paper has it;
+            `momentum-free`: steps that only the dataset decides, and no copy of the optimizer's state.
+        learning_rate: That of the schedule (`current`); the same but at least half its maximum (`floored`); or a
+            number.
+        batch_size: Rows per step; the training batch if None.
+        dev_batch_size: Rows of each target that every round looks at. More is less noise.
+        metric: What is measured on dev; `training-loss` is the trainer's own loss.
+        aggregate: How several targets become one number; see `Influences.combine`.
+        snapshot: Where the way back is kept: on the `device`, or on the `host` if memory is short.
+    """
+
+    state: Literal["inherited", "momentum-free"] = "inherited"
+    learning_rate: Literal["current", "floored"] | float = "current"
+    batch_size: int | None = None
+    dev_batch_size: int = 256
+    metric: Metric | Literal["training-loss"] = field(default_factory=info_nce_metric)
+    aggregate: Aggregate = "mean"
+    snapshot: Literal["device", "host"] = "device"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "dev_batch_size"):
+            if (size := getattr(self, name)) is not None and size < 2:
+                raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")
+        if not isinstance(self.learning_rate, str) and not self.learning_rate > 0:
+            raise RecipeError(f"learning_rate of probes must be above 0, found {self.learning_rate}")
+
+
+class Learner(Protocol):
+    """What a probe needs of whatever trains the model.
+
+    Attributes:
+        model: The encoder as the metric calls it.
+        modules: Everything that trains as one: the encoder, and losses with parameters of their own.
+        optimizer: The run's optimizer, between two steps.
+    """
+
+    model: nn.Module
+    modules: nn.Module
+    optimizer: Optimizer
+
+    def backward(self, batch: Any) -> None:
+        """Leave the clipped gradient of a batch's loss in the parameters."""
+
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the values of the first process on every process, so that all decide alike."""
+
+
+class Prober:
+    """Measures influences, and leaves everything bit for bit as it was unless a Reptile step was asked for.
+
+    Cost of a round, in training steps of the same batch: datasets x inner steps for probes, and
+    (datasets + 1) x targets / 3 for looking. Memory in parameter sizes: 1 for the snapshot, 2 more with
+    inherited state, 1 more with Reptile.
+
+    Args:
+        learner: What is being trained.
+        probe: How to probe.
+        metric: What is measured on dev.
+        reptile: Follow the probes by a part of the way; None to throw them away.
+
+    Attributes:
+        memory: What the last round needed beyond training, in parameter sizes.
+    """
+
+    def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
+        self._learner = learner
+        self._probe = probe
+        self._metric = metric
+        self._reptile = reptile
+        self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+        self.memory = 0.0
+
+    def measure(
+        self,
+        datasets: Sequence[int],
+        batches: Callable[[int], Iterable[Any]],
+        dev: Sequence[DevBatch],
+        *,
+        seed: int,
+        spread: float = math.inf,
+    ) -> Influences:
+        """Probe datasets one after another.
+
+        Args:
+            datasets: Which ones.
+            batches: Returns a dataset's batches, one per step. Without any, its influence is exactly zero.
+            dev: The rows of every target, the same before and after every probe.
+            seed: Decides dropout, the same at step s of every probe.
+            spread: Spread of the influences one round ago, infinite if there was none; see `Displacement`.
+        """
+        optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
+        stepper = optimizer if inherited else FrozenAdam(optimizer)
+        with surroundings(self._learner.modules), way_back(self._snapshot(inherited)) as snapshot:
+            follow = self._displacement(snapshot, spread)
+            self.memory = (snapshot.bytes + (follow.bytes if follow else 0)) / _bytes(self._parameters)
+            before = self._look(dev)
+            after = []
+            for dataset in datasets:
+                self._train(stepper, batches(dataset), seed)
+                after.append(self._look(dev))
+                if follow:
+                    follow.add(self._parameters, self._gain(dev, before, after[-1]))
+                snapshot.restore()
+        if follow and self._reptile:
+            follow.apply(self._parameters, self._reptile.alpha(*rates(optimizer)))
+        return self._gather(datasets, dev, before, after)
+
+    def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
+        self._learner.modules.train()
+        optimizer = self._learner.optimizer
+        with learning_rate(optimizer, self._probe.learning_rate):
+            for number, batch in enumerate(batches):
+                torch.manual_seed(seed + number)
+                self._learner.backward(batch)
+                stepper.step()
+                optimizer.zero_grad()
+
+    @torch.no_grad()
+    def _look(self, dev: Sequence[DevBatch]) -> list[Tensor]:
+        self._learner.modules.eval()
+        return [self._learner.agree(self._metric.values(self._learner.model, batch)) for batch in dev]
+
+    def _gather(
+        self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
+    ) -> Influences:
+        targets = [batch.target for batch in dev]
+        return gather(
+            datasets, targets, _to_host(before), list(map(_to_host, after)), 1 if self._metric.higher_is_better else -1
+        )
+
+    def _gain(self, dev: Sequence[DevBatch], before: list[Tensor], after: list[Tensor]) -> float:
+        influences = self._gather([0], dev, before, [after])
+        return float(influences.combine(self._probe.aggregate)[0].sum()) if len(influences.probed) else math.nan
+
+    def _snapshot(self, inherited: bool) -> Snapshot:
+        buffers = self._learner.modules.buffers()
+        optimizer = self._learner.optimizer if inherited else None
+        return Snapshot([*self._parameters, *buffers], optimizer, on_host=self._probe.snapshot == "host")
+
+    def _displacement(self, snapshot: Snapshot, spread: float) -> Displacement | None:
+        if self._reptile is None:
+            return None
+        start = snapshot.tensors[: len(self._parameters)]
+        return Displacement(self._parameters, start, self._reptile.weights, spread)
+
+
+def rates(optimizer: Optimizer) -> tuple[float, float]:
+    """Return the learning rate, and the one that the schedule takes for its greatest."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]), float(group.get("initial_lr", group["lr"]))
+
+
+def _to_host(values: list[Tensor]) -> list[NDArray[np.float64]]:
+    return [value.double().cpu().numpy() for value in values]
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,99 @@
+"""Probes are not thrown away: the model moves by the mean of their displacements, the better ones counting more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reptile:
+    """How far, and by which weights, the model follows its probes.
+
+    Attributes:
+        rate: `relative` to the schedule, the learning rate divided by its maximum; `literal`, the learning rate
+            itself as the paper prints it, which at 2e-5 moves no weight by more than rounding does; or a
+            constant.
+        weights: `softmax` of the influence in units of the round before's spread; or `sum`, as in the paper's
+            Algorithm 1: the influence over the sum of influences, negative ones counting as zero.
+    """
+
+    rate: Literal["relative", "literal"] | float = "relative"
+    weights: Literal["softmax", "sum"] = "softmax"
+
+    def alpha(self, learning_rate: float, greatest: float) -> float:
+        """Return the part of the mean displacement that the model takes."""
+        if self.rate == "relative":
+            return learning_rate / greatest
+        return learning_rate if self.rate == "literal" else self.rate
+
+
+class Displacement:
+    """The weighted mean of displacements, streamed: one tensor per parameter however many probes there are.
+
+    Weights depend on all influences, which are known only when the last probe is done. A softmax needs no more
+    than the largest exponent so far: when it grows, what was added before is scaled down. Its scale cannot wait,
+    so it is the spread of the round before; in the first round all weights are equal.
+
+    Args:
+        parameters: The model's, which probes change.
+        start: Copies of them from before any probe, wherever they are kept.
+        weights: See `Reptile`.
+        scale: Spread of the influences one round ago; infinite if there was none.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        start: Sequence[Tensor],
+        weights: Literal["softmax", "sum"],
+        scale: float,
+    ) -> None:
+        self._start = start
+        self._weights = weights
+        self._scale = scale
+        self._sum = [torch.zeros_like(tensor) for tensor in parameters]
+        self._total = 0.0
+        self._largest = -math.inf
+
+    @property
+    def bytes(self) -> int:
+        """Size of the running sum."""
+        return sum(tensor.nbytes for tensor in self._sum)
+
+    @torch.no_grad()
+    def add(self, parameters: Sequence[Tensor], influence: float) -> None:
+        """Count a probe that ended at `parameters`, which are left as displacements to save a copy of them.
+
+        A probe whose influence is not a number does not count.
+        """
+        if not math.isfinite(influence):
+            return
+        weight = self._weight(influence)
+        start = [kept.to(live.device, non_blocking=True) for kept, live in zip(self._start, parameters, strict=True)]
+        torch._foreach_sub_(list(parameters), start)
+        torch._foreach_add_(self._sum, list(parameters), alpha=weight)
+        self._total += weight
+
+    @torch.no_grad()
+    def apply(self, parameters: Sequence[Tensor], alpha: float) -> None:
+        """Move restored parameters by `alpha` times the weighted mean."""
+        if self._total > 0:
+            torch._foreach_add_(list(parameters), self._sum, alpha=alpha / self._total)
+
+    def _weight(self, influence: float) -> float:
+        if self._weights == "sum":
+            return max(influence, 0.0)
+        exponent = influence / self._scale
+        if exponent > self._largest:
+            # exp(-inf) is 0: nothing was added before the first probe.
+            shrink = math.exp(self._largest - exponent)
+            torch._foreach_mul_(self._sum, shrink)
+            self._total *= shrink
+            self._largest = exponent
+        return math.exp(exponent - self._largest)

@@ -1,0 +1,63 @@
+"""Tensors and an optimizer as they were, to go back to exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Snapshot:
+    """A copy of parameters, and of an optimizer's state if one is given.
+
+    Restoring writes into the tensors in place, so that nothing that refers to them notices.
+
+    Args:
+        tensors: Parameters and buffers.
+        optimizer: Copied too if given: a step through it changes moments and step counts.
+        on_host: Keep the copy in the host's memory; slower, and free on the device.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], optimizer: Optimizer | None = None, *, on_host: bool = False
+    ) -> None:
+        self._on_host = on_host
+        self._optimizer = optimizer
+        self._count = len(tensors)
+        self._live = list(tensors)
+        self._values: dict[Tensor, dict[str, Any]] = {}
+        for parameter, state in optimizer.state.items() if optimizer else ():
+            self._live += [value for value in state.values() if isinstance(value, Tensor)]
+            self._values[parameter] = dict(state)
+        self._kept = [self._copy(tensor) for tensor in self._live]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The copies of the given tensors."""
+        return self._kept[: self._count]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the copy."""
+        return sum(tensor.nbytes for tensor in self._kept)
+
+    def restore(self) -> None:
+        """Write everything back."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._live, self._kept, non_blocking=self._on_host)
+        if self._optimizer is None:
+            return
+        for parameter in list(self._optimizer.state):
+            if parameter in self._values:
+                self._optimizer.state[parameter].update(self._values[parameter])
+            else:
+                del self._optimizer.state[parameter]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if not self._on_host:
+            return tensor.detach().clone()
+        kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return kept.copy_(tensor.detach(), non_blocking=True)

@@ -1,0 +1,62 @@
+"""One step of a probe, by the run's own optimizer or by a momentum-free copy of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mixfluence.errors import RecipeError
+
+
+class FrozenAdam:
+    """Adam's step with its second moments as they are and without momentum.
+
+    With momentum, nine tenths of a first step go where training was going anyway, whatever the dataset. Here the
+    whole step is the dataset's own, at the scale the run has learned for each weight. The optimizer's state is
+    read and never written, so that a snapshot need not hold it. Weight decay, which no dataset changes, is left
+    out.
+
+    Args:
+        optimizer: The run's, of the Adam family.
+
+    Raises:
+        RecipeError: If the optimizer keeps no second moments.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
+        if not known:
+            raise RecipeError(
+                f"momentum-free probes need an optimizer with second moments such as AdamW, found "
+                f"{type(optimizer).__name__}; let probes inherit its state instead"
+            )
+        # Read once: asking a device for a number makes it wait.
+        counts = torch.stack([torch.as_tensor(state["step"]).float() for state in known]).tolist()
+        self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        for group in self._optimizer.param_groups:
+            live, gradients, squares, unbias = self._collect(group["params"], group["betas"][1])
+            if not live:
+                continue
+            roots = torch._foreach_sqrt(squares)
+            torch._foreach_mul_(roots, unbias)
+            torch._foreach_add_(roots, group["eps"])
+            torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
+
+    def _collect(
+        self, parameters: list[Tensor], decay: float
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[float]]:
+        live, gradients, squares, unbias = [], [], [], []
+        for parameter in parameters:
+            state = self._optimizer.state.get(parameter, {})
+            if parameter.grad is not None and id(state) in self._counts:
+                live.append(parameter)
+                gradients.append(parameter.grad)
+                squares.append(state["exp_avg_sq"])
+                unbias.append((1 - decay ** self._counts[id(state)]) ** -0.5)
+        return live, gradients, squares, unbias

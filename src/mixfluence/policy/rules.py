@@ -1,0 +1,177 @@
+"""Rewards move logits: the paper's gradient, and three ways that do not end on a single dataset.
+
+A rule changes only the logits of the datasets that were measured. Rewards are free of what all datasets
+have in common, so adding a constant to every influence changes nothing, and equal influences change nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from mixfluence.errors import RecipeError
+from mixfluence.policy.bounds import Vector, softmax
+from mixfluence.policy.evidence import Reward
+
+
+class Rule(ABC):
+    """Moves logits by rewards."""
+
+    def start(self, logits: Vector) -> None:
+        """Take the starting logits, before the first move."""
+        self._state: dict[str, Vector] = {}
+
+    @abstractmethod
+    def move(self, logits: Vector, reward: Reward) -> Vector:
+        """Return the logits after a round of measurements."""
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return what a resumed run needs, as JSON values."""
+        return {name: values.tolist() for name, values in self._state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; called after `start`."""
+        for name in self._state:
+            self._state[name][:] = state[name]
+
+
+class PolicyGradient(Rule):
+    """The paper's rule: ascend sum_i P(i|S) I_i grad log P(i|S).
+
+    The gradient of dataset k is P(k|S) (I_k - sum_j P(j|S) I_j): it vanishes with P(k|S), and its only fixed points
+    are single datasets. Prefer `Anchored` unless the paper is to be reproduced.
+
+    Args:
+        step: Step size. The paper gives none; 0.02 with Adam reproduces its trajectories in simulation.
+        optimizer: Adam, whose step does not depend on the scale of influences, or plain gradient ascent.
+    """
+
+    _decay, _decay_squares, _epsilon = 0.9, 0.999, 1e-12
+
+    def __init__(self, step: float = 0.02, optimizer: Literal["adam", "sgd"] = "adam") -> None:
+        self.step = _positive("step", step)
+        self.optimizer = optimizer
+
+    def start(self, logits: Vector) -> None:
+        """Forget all moments."""
+        self._state = {name: np.zeros_like(logits) for name in ("count", "mean", "square")}
+
+    def move(self, logits: Vector, reward: Reward) -> Vector:
+        """Take one step uphill."""
+        if not reward.contrasts.any():
+            return logits
+        shares = softmax(logits[reward.probed])
+        gradient = shares * (reward.contrasts - shares @ reward.contrasts)
+        moved = logits.copy()
+        moved[reward.probed] += self.step * (self._adam(gradient, reward) if self.optimizer == "adam" else gradient)
+        return moved
+
+    def _adam(self, gradient: Vector, reward: Reward) -> Vector:
+        """Return Adam's direction; a dataset that was not measured keeps its moments and its count."""
+        probed, count, mean, square = reward.probed, *self._state.values()
+        count[probed] += 1
+        mean[probed] = self._decay * mean[probed] + (1 - self._decay) * gradient
+        square[probed] = self._decay_squares * square[probed] + (1 - self._decay_squares) * gradient**2
+        unbiased_mean = mean[probed] / (1 - self._decay ** count[probed])
+        unbiased_square = square[probed] / (1 - self._decay_squares ** count[probed])
+        return np.asarray(unbiased_mean / (np.sqrt(unbiased_square) + self._epsilon))
+
+
+class Mirror(Rule):
+    """Add the standardised influence to the logit: an exponentiated-gradient step of fixed size.
+
+    Rewards add up without bound, so a dataset that is a little better every time ends with all the
+    probability. Faster than `Anchored` to leave a bad start, and easier to fool.
+
+    Args:
+        step: Change of a logit per standard deviation of influence.
+    """
+
+    def __init__(self, step: float = 0.3) -> None:
+        self.step = _positive("step", step)
+
+    def move(self, logits: Vector, reward: Reward) -> Vector:
+        """Add the rewards."""
+        moved = logits.copy()
+        moved[reward.probed] += self.step * reward.standardised()
+        return moved
+
+
+class Matching(Rule):
+    """Move the probabilities towards the shares of the positive rewards, as MultiDDS does with its own.
+
+    Rewards are taken relative to their mean: with raw ones, what all datasets have in common would make the
+    target uniform. The measured datasets keep the probability they have together.
+
+    Args:
+        step: Part of the way to go at each update, between 0 and 1.
+    """
+
+    def __init__(self, step: float = 0.1) -> None:
+        if not 0 < step <= 1:
+            raise RecipeError(f"step must lie above 0 and not above 1, found {step}")
+        self.step = step
+
+    def move(self, logits: Vector, reward: Reward) -> Vector:
+        """Go part of the way to the shares of the rewards."""
+        positive = np.maximum(reward.contrasts, 0.0)
+        if not positive.any():
+            return logits
+        before = logits[reward.probed]
+        shares = (1 - self.step) * softmax(before) + self.step * positive / positive.sum()
+        moved = logits.copy()
+        with np.errstate(divide="ignore"):
+            moved[reward.probed] = np.log(shares) + np.logaddexp.reduce(before)
+        return moved
+
+
+class Anchored(Rule):
+    """Keep the logits at the start plus a multiple of the running mean of standardised influence.
+
+    Bounded: no logit is further than 2 `reach` from its start, and when influences fade into noise it comes
+    back. Prefer `Mirror` when the start is known to be far off.
+
+    Args:
+        reach: Change of a logit per standard deviation of mean influence.
+        memory: Share of the running mean that a new round leaves in place.
+    """
+
+    def __init__(self, reach: float = 2.0, memory: float = 0.9) -> None:
+        self.reach = _positive("reach", reach)
+        if not 0 <= memory < 1:
+            raise RecipeError(f"memory must be at least 0 and below 1, found {memory}")
+        self.memory = memory
+
+    def start(self, logits: Vector) -> None:
+        """Remember where the logits started."""
+        self._start = logits.copy()
+        self._state = {"mean": np.zeros_like(logits), "weight": np.zeros_like(logits)}
+
+    def move(self, logits: Vector, reward: Reward) -> Vector:
+        """Update the running means and return to the start plus `reach` times them."""
+        if not reward.spread:
+            return logits
+        probed, mean, weight = reward.probed, *self._state.values()
+        mean[probed] = self.memory * mean[probed] + (1 - self.memory) * reward.standardised()
+        weight[probed] = self.memory * weight[probed] + (1 - self.memory)
+        moved = logits.copy()
+        moved[probed] = self._start[probed] + self.reach * mean[probed] / weight[probed]
+        return moved
+
+
+# Names as users type them.
+RULES: dict[str, type[Rule]] = {
+    "gradient": PolicyGradient,
+    "mirror": Mirror,
+    "matching": Matching,
+    "anchored": Anchored,
+}
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise RecipeError(f"{name} must be above 0, found {value}")
+    return value

@@ -1,0 +1,119 @@
+"""Inf-DDS: datasets are drawn by what a few steps on them do for the dev sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mixfluence.errors import RecipeError
+from mixfluence.influence import Influences, Probe, Reptile
+from mixfluence.policy import Anchored, Evidence, Initial, Rule, Temperature, Vector, lift, softmax
+from mixfluence.strategies.base import Strategy
+
+
+class InfDDS(Strategy):
+    """Influence-guided dynamic data sampling (Algorithm 1 of the paper).
+
+    Every `update_every` steps each dataset is tried out for `inner_steps` steps from the current model; by how much
+    that improves the dev sets is its influence, and moves its logit. Prefer `Static` when there is no dev set like
+    the test set, or when the mixture is known.
+
+    Cost per update: datasets x inner steps of training and (datasets + 1) looks at every dev batch. Memory: see
+    `mixfluence.influence.Prober`.
+
+    Args:
+        init: Where the logits start; proportional to size if None.
+        update_every: Steps between updates, K of the paper.
+        warmup_steps: Steps before the first update.
+        inner_steps: Steps of a probe, l of the paper.
+        subset: Probe this many datasets, drawn anew each time, instead of all.
+        probe: How datasets are tried out and judged.
+        rule: How influences move logits.
+        reptile: Let the model follow its probes; None to go back exactly.
+        shrink: Shrink influences by their standard errors.
+        gate: Do no harm: move little while successive rounds do not agree.
+        freeze_below: No update while the learning rate is below this part of its maximum.
+        floor: Least probability of any dataset.
+        max_epochs: Most passes over any dataset.
+    """
+
+    def __init__(
+        self,
+        init: Initial | None = None,
+        *,
+        update_every: int = 25,
+        warmup_steps: int = 25,
+        inner_steps: int = 3,
+        subset: int | None = None,
+        probe: Probe | None = None,
+        rule: Rule | None = None,
+        reptile: Reptile | None = None,
+        shrink: bool = True,
+        gate: bool = True,
+        freeze_below: float = 0.1,
+        floor: float = 0.0,
+        max_epochs: float | None = None,
+    ) -> None:
+        _check(update_every=(update_every, 1), warmup_steps=(warmup_steps, 0), inner_steps=(inner_steps, 0))
+        _check(subset=(subset, 2), max_epochs=(max_epochs, 0))
+        self.init = init or Temperature(1.0)
+        self.update_every = update_every
+        self.warmup_steps = warmup_steps
+        self.inner_steps = inner_steps
+        self.subset = subset
+        self.probe: Probe = probe or Probe()
+        self.rule = rule or Anchored()
+        self.reptile = reptile
+        self.freeze_below = freeze_below
+        self.floor = floor
+        self.max_epochs = max_epochs
+        self._evidence = Evidence(shrink=shrink, gate=gate)
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        """Set the logits to where they start."""
+        self.logits = self.init.logits(sizes)
+        self.rule.start(self.logits)
+        lift(softmax(self.logits), self.floor)
+
+    def weights(self) -> Vector:
+        """Return the softmax of the logits, with the floor."""
+        return lift(softmax(self.logits), self.floor)
+
+    def due(self, step: int, relative_rate: float) -> bool:
+        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
+        since = step - self.warmup_steps
+        return since >= 0 and since % self.update_every == 0 and step > 0 and relative_rate >= self.freeze_below
+
+    def update(self, influences: Influences) -> dict[str, Any]:
+        """Move the logits of the datasets that were measured."""
+        if len(influences.probed) < 2:
+            return {}
+        values, errors = influences.combine(self.probe.aggregate)
+        reward = self._evidence.judge(influences.probed, values, errors)
+        self.logits = self.rule.move(self.logits, reward)
+        return {
+            "influence": values.tolist(),
+            "error": errors.tolist(),
+            "reward": reward.standardised().tolist(),
+            "agreement": self._evidence.agreement,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return logits, the rule's memory and the last round."""
+        # JSON knows no infinity, and a dataset with weight zero has one.
+        logits = [None if logit == -np.inf else logit for logit in self.logits.tolist()]
+        return {"logits": logits, "rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.logits = np.array([-np.inf if logit is None else logit for logit in state["logits"]])
+        self.rule.load_state_dict(state["rule"])
+        self._evidence.load_state_dict(state["evidence"])
+
+
+def _check(**options: tuple[float | None, int]) -> None:
+    for name, (value, least) in options.items():
+        if value is not None and value < least:
+            raise RecipeError(f"{name} must be at least {least}, found {value}")

@@ -1,0 +1,194 @@
+"""Rounds of probes at the end of a step: what they draw, and how a trainer looks to a probe."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import DistributedType
+from accelerate.utils import broadcast, send_to_device
+from torch import Tensor, nn
+
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence import DevBatch, Influences, Metric, Piece, Prober, loss_metric
+from mixfluence.strategies import Strategy
+from mixfluence.training.batches import MixtureRows, PadCollator
+from mixfluence.training.draws import batch_sizes, data_seed
+from mixfluence.training.permutation import mix, permuted
+from mixfluence.training.streams import Rows, RowStream, StreamState, share
+
+if TYPE_CHECKING:
+    from mixfluence.training.trainer import MixtureTrainer
+
+# Names of the random streams beside those of training, so that probing changes no training draw.
+PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
+
+
+class TrainerLearner:
+    """A trainer between two steps, as a probe sees it."""
+
+    def __init__(self, trainer: MixtureTrainer) -> None:
+        self._trainer = trainer
+        losses = trainer.loss.values() if isinstance(trainer.loss, dict) else [trainer.loss]
+        self.model: nn.Module = trainer.model
+        self.modules: nn.Module = nn.ModuleList([trainer.model, *losses])
+        # Under accelerate's wrapper, whose `step` does nothing while gradients are accumulated.
+        self.optimizer: torch.optim.Optimizer = trainer.optimizer.optimizer
+
+    def backward(self, batch: dict[str, Any]) -> None:
+        """Leave the clipped gradient of a batch's loss in the parameters, as a training step would."""
+        trainer = self._trainer
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(trainer.model_wrapped, self.place(batch))
+        trainer.accelerator.backward(loss)
+        if trainer.args.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
+
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the values of the first process on every process."""
+        agreed: Tensor = broadcast(values) if self._trainer.args.world_size > 1 else values
+        return agreed
+
+    def place(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch on the trainer's device."""
+        placed: dict[str, Any] = send_to_device(batch, self._trainer.args.device, non_blocking=True)
+        return placed
+
+
+class ProbeRounds:
+    """Draws what a round needs, from streams of their own, and runs it.
+
+    Args:
+        trainer: Whose model is probed.
+        strategy: Says how; it must want probes.
+        tokenised: The pool.
+        dev: The targets.
+        negatives: Hard negatives per row of each training dataset.
+    """
+
+    def __init__(
+        self,
+        trainer: MixtureTrainer,
+        strategy: Strategy,
+        tokenised: Mapping[str, TokenisedRows],
+        dev: Mapping[str, TokenisedRows],
+        negatives: Mapping[str, int],
+    ) -> None:
+        assert strategy.probe is not None
+        _refuse_unsupported(trainer)
+        self._trainer = trainer
+        self._strategy = strategy
+        self._probe = strategy.probe
+        self._seed = data_seed(trainer.args)
+        self._metric: Metric = (
+            loss_metric(trainer.loss) if self._probe.metric == "training-loss" else self._probe.metric
+        )
+        self._collate = PadCollator(name_datasets=isinstance(trainer.loss, dict))
+        self._rows = MixtureRows(tokenised, negatives)
+        self._batch_sizes = list(batch_sizes(trainer.args, tokenised, self._probe.batch_size).values())
+        self._streams = self._open(tokenised, negatives, PROBE_ROWS)
+        dev_negatives = {
+            name: rows.least_negatives if self._metric.hard_negatives else 0 for name, rows in dev.items()
+        }
+        self._dev_names = list(dev)
+        self._dev_rows = MixtureRows(dev, dev_negatives)
+        self._dev_sizes = [_dev_size(name, rows, self._probe.dev_batch_size) for name, rows in dev.items()]
+        self._dev_streams = self._open(dev, dev_negatives, DEV_ROWS)
+        self._spread = math.inf
+        self._rounds = 0
+
+    def run(self) -> tuple[Influences, dict[str, float]]:
+        """Probe, and return what was measured and what it cost."""
+        started = self._now()
+        learner = TrainerLearner(self._trainer)
+        prober = Prober(learner, self._probe, self._metric, self._strategy.reptile)
+        # A loss of several parts is counted by the host whenever it is computed.
+        components = copy.deepcopy(self._trainer.accum_loss_components)
+        influences = prober.measure(
+            self._choose(),
+            self._batches,
+            self._dev_batches(learner),
+            seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
+            spread=self._spread,
+        )
+        self._trainer.accum_loss_components = components
+        self._spread = influences.spread(self._probe.aggregate) or self._spread
+        self._rounds += 1
+        return influences, {"seconds": round(self._now() - started, 4), "memory": round(prober.memory, 3)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far each stream has been read, as JSON values."""
+        return {
+            "rounds": self._rounds,
+            "spread": None if math.isinf(self._spread) else self._spread,
+            "streams": [stream.state for stream in self._streams],
+            "dev_streams": [stream.state for stream in self._dev_streams],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._rounds = state["rounds"]
+        self._spread = math.inf if state["spread"] is None else state["spread"]
+        for streams, states in (self._streams, state["streams"]), (self._dev_streams, state["dev_streams"]):
+            for stream, (position, waiting) in zip(streams, states, strict=True):
+                stream.state = StreamState(position, tuple(waiting))
+
+    def _open(
+        self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], purpose: int
+    ) -> list[RowStream]:
+        return [
+            RowStream(len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(self._seed, purpose, number))
+            for number, (name, rows) in enumerate(datasets.items())
+        ]
+
+    def _choose(self) -> list[int]:
+        """Return the datasets to probe: all that may be drawn, or as many of them as the strategy wants."""
+        possible = np.flatnonzero(self._strategy.weights() > 0)
+        wanted = min(self._strategy.subset or len(possible), len(possible))
+        places = permuted(np.arange(wanted), len(possible), mix(self._seed, SUBSET, self._rounds))
+        return sorted(possible[places].tolist())
+
+    def _batches(self, dataset: int) -> Iterator[dict[str, Any]]:
+        args = self._trainer.args
+        for _ in range(self._strategy.inner_steps):
+            rows = self._streams[dataset].take(self._batch_sizes[dataset], args.world_size)
+            yield self._collate(self._rows.batch(dataset, share(rows, args.process_index, args.world_size)))
+
+    def _dev_batches(self, learner: TrainerLearner) -> list[DevBatch]:
+        """Draw the rows of every target, in pieces that are known to fit: those of a training batch."""
+        batches = []
+        for number, (name, stream) in enumerate(zip(self._dev_names, self._dev_streams, strict=True)):
+            rows = stream.take(self._dev_sizes[number])
+            pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
+            batches.append(DevBatch(name, [self._piece(learner, number, piece) for piece in pieces]))
+        return batches
+
+    def _piece(self, learner: TrainerLearner, number: int, rows: Rows) -> Piece:
+        inputs = learner.place(PadCollator()(self._dev_rows.batch(number, rows)))
+        return Piece(*self._trainer.collect_features(inputs))
+
+    def _now(self) -> float:
+        if self._trainer.args.device.type == "cuda":
+            torch.cuda.synchronize(self._trainer.args.device)
+        return time.monotonic()
+
+
+def _dev_size(name: str, rows: TokenisedRows, wanted: int) -> int:
+    if rows.distinct_positives < 2:
+        raise DataError(f"{name}: a dev set needs at least two distinct positives, found {rows.distinct_positives}")
+    return min(wanted, rows.distinct_positives)
+
+
+def _refuse_unsupported(trainer: MixtureTrainer) -> None:
+    if trainer.args.fp16:
+        raise RecipeError("probes do not work with fp16, whose loss scale they would change: use bf16 or fp32")
+    kind = trainer.accelerator.distributed_type
+    if kind not in {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU}:
+        raise RecipeError(f"probes need every process to hold the whole model, which {kind.value} does not give")
