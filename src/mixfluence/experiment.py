@@ -37,7 +37,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.evaluation import DevEvaluator, Evaluation, bm25_run, evaluate, score_run, write_evaluation
 from mixfluence.record import Stopwatch, versions
 from mixfluence.training.losses import info_nce
-from mixfluence.training.trace import seconds_until
+from mixfluence.training.trace import probing_cost, seconds_until
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -86,12 +86,20 @@ def run(
         watch.seconds["train"] = seconds_until(folder / TRACE_FILE, _step_of(checkpoint))
     with watch("train"):
         trainer.train(resume_from_checkpoint=checkpoint)
+    probing = probing_cost(folder / TRACE_FILE)
+    watch.seconds["probe"] = probing["seconds"]
+    watch.seconds["train"] -= probing["seconds"]
+    if probing["rounds"]:
+        logger.info(
+            "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
+        )
     _save_model(trainer, folder)
     with watch("evaluate"):
         scores = evaluate_tasks(model, tasks, recipe, folder / "eval", show_progress=show_progress)
         if recipe.evaluation.bm25:
             evaluate_bm25(tasks, folder / "eval-bm25")
-    _write_record(folder, recipe, trainer, watch, overlaps, scores)
+    _write_record(folder, recipe, trainer, watch, overlaps, scores, probing)
     return scores
 
 
@@ -207,6 +215,7 @@ def _write_record(
     watch: Stopwatch,
     overlaps: list[Overlap],
     scores: Mapping[str, Evaluation],
+    probing: Mapping[str, float],
 ) -> None:
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
@@ -223,6 +232,7 @@ def _write_record(
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
         "steps": trainer.state.global_step,
         "selected_step": _step_of(best) if best else trainer.state.global_step,
+        "probing": {name: probing[name] for name in ("rounds", "parameter_sizes")},
         "seconds": watch.seconds,
         "gpu_hours": {part: seconds * gpus / 3600 for part, seconds in watch.seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},

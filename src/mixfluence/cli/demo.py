@@ -21,7 +21,12 @@ MINILM_CHANGES = [
     "training.warmup_steps=6",
     "selection.every=30",
 ]
-SAMPLERS = {"proportional sampling": "proportional", "uniform sampling": "uniform"}
+SAMPLERS = {
+    "proportional": "strategy.init=proportional",
+    "uniform": "strategy.init=uniform",
+    "own-rows-only": "train={{{target}: {{split: train}}}}",
+    "inf-dds": "strategy={{name: inf-dds, init: uniform}}",
+}
 
 
 class Encoder(StrEnum):
@@ -43,6 +48,7 @@ def demo(
     from mixfluence.assembly import build_model, read_task
     from mixfluence.config.files import find_recipe, load_recipe
     from mixfluence.data.pydocs import LIBRARIES
+    from mixfluence.data.weights import read_weights
     from mixfluence.experiment import evaluate_tasks, run
     from mixfluence.report.tables import score_table
     from mixfluence.training.progress import ProgressDisplay
@@ -54,11 +60,15 @@ def demo(
     errors.print("reading the docstrings of installed libraries (half a minute the first time)", style="dim")
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
     rows = {"zero-shot": evaluate_tasks(build_model(recipe.model), tasks, recipe)}
-    for label, init in SAMPLERS.items():
-        folder = to / init
+    for label, change in SAMPLERS.items():
+        folder = to / label
         shutil.rmtree(folder, ignore_errors=True)
-        chosen = load_recipe(find_recipe("pydocs"), [*changes, f"strategy.init={init}", f"output={folder}"])
-        rows[label] = run(chosen, callbacks=[ProgressDisplay(errors, label)])
+        own = [change.format(target=target), f"output={folder}"]
+        rows[label] = run(
+            load_recipe(find_recipe("pydocs"), [*changes, *own]), callbacks=[ProgressDisplay(errors, label)]
+        )
     print_line(f"NDCG@10 on {len(tasks[target].queries)} test queries:")
     output.print(score_table(rows))
-    print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/uniform/model').")
+    learned = sorted(read_weights(to / "inf-dds" / "weights.json").items(), key=lambda item: -item[1])
+    print_line("inf-dds ended with " + ", ".join(f"{name} {share:.0%}" for name, share in learned if share >= 0.01))
+    print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/inf-dds/model').")

@@ -51,7 +51,7 @@ class Influences:
                 the mean of gains divided by the metric before, where all count alike; `worst`, the relative
                 gain of the target that a dataset helps least or harms most.
         """
-        scale = np.ones(len(self.base)) if how == "mean" else np.abs(self.base)
+        scale = np.ones(len(self.base)) if how == "mean" else np.where(self.base == 0, 1.0, np.abs(self.base))
         gains = self.on_targets() / scale
         errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
         if how == "worst":
@@ -77,7 +77,7 @@ def gather(
     finite &= all(np.isfinite(values).all() for values in before)
     base = np.array([values.mean() for values in before])
     gains = [
-        sign * (np.array([proxy[target] for proxy in after]).reshape(len(after), -1)[finite] - values)
+        sign * (np.array([proxy[target] for proxy in after]).reshape(len(after), len(values))[finite] - values)
         for target, values in enumerate(before)
     ]
     return Influences(positions[finite], positions[~finite], list(targets), base, gains)

@@ -102,7 +102,8 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
         student = torch.einsum("qd,qpd->qp", queries, passages) / temperature
         known = teacher.isfinite()
         target = teacher.masked_fill(~known, -torch.inf).softmax(dim=1)
-        return -(target * student.masked_fill(~known, -torch.inf).log_softmax(dim=1)).nansum(dim=1)
+        products = target * student.masked_fill(~known, -torch.inf).log_softmax(dim=1)
+        return -products.masked_fill(~known, 0.0).sum(dim=1)
 
     return Metric(values, higher_is_better=False, hard_negatives=True)
 
@@ -117,7 +118,9 @@ def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
     """
 
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
-        chosen = loss[batch.target] if isinstance(loss, Mapping) else loss
+        chosen = loss.get(batch.target) if isinstance(loss, Mapping) else loss
+        if chosen is None:
+            raise DataError(f"{batch.target}: there is no loss of this name to judge the dev set by")
         found = [chosen([dict(column) for column in piece.columns], piece.labels) for piece in batch.pieces]
         return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])
 

@@ -140,9 +140,11 @@ class Prober:
         with learning_rate(optimizer, self._probe.learning_rate):
             for number, batch in enumerate(batches):
                 torch.manual_seed(seed + number)
-                self._learner.backward(batch)
-                stepper.step()
-                optimizer.zero_grad()
+                try:
+                    self._learner.backward(batch)
+                    stepper.step()
+                finally:
+                    optimizer.zero_grad()
 
     @torch.no_grad()
     def _look(self, dev: Sequence[DevBatch]) -> list[Tensor]:

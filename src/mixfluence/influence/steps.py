@@ -10,7 +10,7 @@ from mixfluence.errors import RecipeError
 
 
 class FrozenAdam:
-    """Adam's step with its second moments as they are and without momentum.
+    """Adam's step without momentum, from second moments that stay as they are.
 
     With momentum, nine tenths of a first step go where training was going anyway, whatever the dataset. Here the
     whole step is the dataset's own, at the scale the run has learned for each weight. The optimizer's state is
@@ -27,7 +27,7 @@ class FrozenAdam:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
-        if not known:
+        if not known or any("betas" not in group for group in optimizer.param_groups):
             raise RecipeError(
                 f"momentum-free probes need an optimizer with second moments such as AdamW, found "
                 f"{type(optimizer).__name__}; let probes inherit its state instead"
@@ -40,10 +40,15 @@ class FrozenAdam:
     def step(self) -> None:
         """Move every parameter that has a gradient."""
         for group in self._optimizer.param_groups:
-            live, gradients, squares, unbias = self._collect(group["params"], group["betas"][1])
+            decay = group["betas"][1]
+            live, gradients, squares, unbias = self._collect(group["params"], decay)
             if not live:
                 continue
-            roots = torch._foreach_sqrt(squares)
+            # The gradient is part of its own second moment, as in Adam: a weight that never had one, such as the
+            # embedding of a token not seen so far, would otherwise be divided by nothing.
+            roots = torch._foreach_mul(squares, decay)
+            torch._foreach_addcmul_(roots, gradients, gradients, value=1 - decay)
+            torch._foreach_sqrt_(roots)
             torch._foreach_mul_(roots, unbias)
             torch._foreach_add_(roots, group["eps"])
             torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
@@ -58,5 +63,5 @@ class FrozenAdam:
                 live.append(parameter)
                 gradients.append(parameter.grad)
                 squares.append(state["exp_avg_sq"])
-                unbias.append((1 - decay ** self._counts[id(state)]) ** -0.5)
+                unbias.append((1 - decay ** (1 + self._counts[id(state)])) ** -0.5)
         return live, gradients, squares, unbias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +24,18 @@ class Reward:
 
     Attributes:
         probed: Which datasets were measured, as positions in the mixture.
-        contrasts: Each one's value minus their mean, shrunk by as much as noise explains.
-        spread: Standard deviation of the contrasts before they were shrunk; 0 if all values are equal.
+        contrasts: Each one's value minus their mean.
+        spread: Standard deviation of the contrasts; 0 if all values are equal.
+        trust: The share of each contrast that dev noise does not explain.
+        gate: How far the run so far has shown that rounds measure anything lasting: 0 not at all, 1 beyond
+            doubt.
     """
 
     probed: NDArray[np.int64]
     contrasts: Vector
     spread: float
+    trust: Vector
+    gate: float = 1.0
 
     def standardised(self) -> Vector:
         """Return the contrasts in units of their spread, bounded; zero if all values are equal."""
@@ -42,23 +48,21 @@ class Evidence:
     """Turns measured values into rewards, trusting them as far as they stand out from their errors.
 
     Two kinds of noise are told apart. The dev queries are a sample: the standard errors say how much of the
-    spread that explains, and each contrast is shrunk to its posterior mean (empirical Bayes). The batches a
-    dataset was judged by are a sample too, which no standard error over queries shows; how well a round agrees
-    with the one before does.
+    spread that explains, and a contrast is trusted by the share that is left (empirical Bayes). The batches a
+    dataset was judged by are a sample too, which no standard error over queries shows; whether successive rounds
+    agree does.
 
     Args:
-        shrink: Shrink contrasts by their standard errors.
-        gate: Do no harm: scale contrasts by the correlation between successive rounds, down to nothing
-            while rounds do not agree.
-        memory: Share of the agreement's running mean that a new round leaves in place.
+        shrink: Trust contrasts by their standard errors.
+        gate: Do no harm: open the gate as the correlation of successive rounds, over the whole run, stands out from
+            what chance gives; fully at twice its standard deviation.
     """
 
-    def __init__(self, *, shrink: bool = True, gate: bool = True, memory: float = 0.7) -> None:
+    def __init__(self, *, shrink: bool = True, gate: bool = True) -> None:
         self.shrink = shrink
         self.gate = gate
-        self._memory = memory
         self._last: dict[int, float] = {}
-        self.agreement: float | None = None
+        self._agreed, self._comparisons = 0.0, 0.0
 
     def judge(self, probed: NDArray[np.int64], values: Vector, errors: Vector) -> Reward:
         """Return the reward of one round of measurements.
@@ -71,35 +75,39 @@ class Evidence:
         contrasts = values - values.mean()
         spread = float(contrasts.std())
         if spread <= ROUNDING * np.abs(values).max(initial=0.0):
-            return Reward(probed, np.zeros_like(values), 0.0)
+            return Reward(probed, np.zeros_like(values), 0.0, np.zeros_like(values), self._openness())
         self._compare_with_last(dict(zip(probed.tolist(), (contrasts / spread).tolist(), strict=True)))
-        if self.shrink:
-            contrasts = contrasts * _trust(contrasts, errors)
-        if self.gate and self.agreement is not None:
-            contrasts = contrasts * max(0.0, self.agreement)
-        return Reward(probed, contrasts, spread)
+        trust = _signal_share(contrasts, errors) if self.shrink else np.ones_like(contrasts)
+        return Reward(probed, contrasts, spread, trust, self._openness())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last round and the running agreement, as JSON values."""
-        return {"last": list(self._last.items()), "agreement": self.agreement}
+        """Return the last round and how well rounds have agreed, as JSON values."""
+        return {"last": list(self._last.items()), "agreed": self._agreed, "comparisons": self._comparisons}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._last = {int(dataset): value for dataset, value in state["last"]}
-        self.agreement = state["agreement"]
+        self._agreed, self._comparisons = state["agreed"], state["comparisons"]
+
+    def _openness(self) -> float:
+        if not self.gate:
+            return 1.0
+        if not self._comparisons:
+            return 0.5
+        # A correlation of n values that have nothing to do with each other has the variance 1 / (n - 1), so this
+        # is its sum over rounds in standard deviations.
+        return min(1.0, max(0.0, self._agreed / math.sqrt(self._comparisons) / 2))
 
     def _compare_with_last(self, now: dict[int, float]) -> None:
         both = sorted(now.keys() & self._last.keys())
         before, after = (np.array([values[dataset] for dataset in both]) for values in (self._last, now))
         self._last.update(now)
-        if len(both) < 2 or not (before.std() and after.std()):
-            return
-        correlation = float(np.corrcoef(before, after)[0, 1])
-        known = correlation if self.agreement is None else self.agreement
-        self.agreement = self._memory * known + (1 - self._memory) * correlation
+        if len(both) > 1 and before.std() and after.std():
+            self._agreed += (len(both) - 1) * float(np.corrcoef(before, after)[0, 1])
+            self._comparisons += len(both) - 1
 
 
-def _trust(contrasts: Vector, errors: Vector) -> Vector:
+def _signal_share(contrasts: Vector, errors: Vector) -> Vector:
     """Return the share of each contrast that is signal: var(signal) / (var(signal) + error^2)."""
     noise = errors**2
     signal = max(0.0, float(np.mean(contrasts**2) - noise.mean()))

@@ -61,10 +61,11 @@ class PolicyGradient(Rule):
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Take one step uphill."""
-        if not reward.contrasts.any():
+        believed = reward.gate * reward.trust * reward.contrasts
+        if not believed.any():
             return logits
         shares = softmax(logits[reward.probed])
-        gradient = shares * (reward.contrasts - shares @ reward.contrasts)
+        gradient = shares * (believed - shares @ believed)
         moved = logits.copy()
         moved[reward.probed] += self.step * (self._adam(gradient, reward) if self.optimizer == "adam" else gradient)
         return moved
@@ -96,7 +97,7 @@ class Mirror(Rule):
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Add the rewards."""
         moved = logits.copy()
-        moved[reward.probed] += self.step * reward.standardised()
+        moved[reward.probed] += self.step * reward.gate * reward.trust * reward.standardised()
         return moved
 
 
@@ -117,27 +118,32 @@ class Matching(Rule):
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Go part of the way to the shares of the rewards."""
-        positive = np.maximum(reward.contrasts, 0.0)
-        if not positive.any():
+        positive = np.maximum(reward.trust * reward.contrasts, 0.0)
+        if not reward.gate or not positive.any():
             return logits
         before = logits[reward.probed]
-        shares = (1 - self.step) * softmax(before) + self.step * positive / positive.sum()
-        moved = logits.copy()
+        step = self.step * reward.gate * float(reward.trust.mean())
         with np.errstate(divide="ignore"):
-            moved[reward.probed] = np.log(shares) + np.logaddexp.reduce(before)
+            target = np.log(positive / positive.sum()) + np.logaddexp.reduce(before)
+            moved = logits.copy()
+            moved[reward.probed] = np.logaddexp(np.log1p(-step) + before, np.log(step) + target)
         return moved
 
 
 class Anchored(Rule):
-    """Keep the logits at the start plus a multiple of the running mean of standardised influence.
+    """Keep the logits at the start plus a multiple of the mean standardised influence so far.
 
-    Bounded: no logit is further than 2 `reach` from its start, and when influences fade into noise it comes
-    back. Prefer `Mirror` when the start is known to be far off.
+    A round counts as much as it is trusted, so that one of noise changes little; while the gate is closed the logits
+    stay at the start, and they are never further than 2 `reach` from it. Prefer `Mirror` when the start is known
+    to be far off.
 
     Args:
         reach: Change of a logit per standard deviation of mean influence.
-        memory: Share of the running mean that a new round leaves in place.
+        memory: Share of its weight that a round keeps when the next one comes.
     """
+
+    # What the start weighs, in fully trusted rounds.
+    _prior = 0.1
 
     def __init__(self, reach: float = 2.0, memory: float = 0.9) -> None:
         self.reach = _positive("reach", reach)
@@ -148,17 +154,18 @@ class Anchored(Rule):
     def start(self, logits: Vector) -> None:
         """Remember where the logits started."""
         self._start = logits.copy()
-        self._state = {"mean": np.zeros_like(logits), "weight": np.zeros_like(logits)}
+        self._state = {"total": np.zeros_like(logits), "weight": np.zeros_like(logits)}
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Update the running means and return to the start plus `reach` times them."""
-        if not reward.spread:
+        """Update the means and go to the start plus `reach` times them."""
+        if not reward.trust.any():
             return logits
-        probed, mean, weight = reward.probed, *self._state.values()
-        mean[probed] = self.memory * mean[probed] + (1 - self.memory) * reward.standardised()
-        weight[probed] = self.memory * weight[probed] + (1 - self.memory)
+        probed, total, weight = reward.probed, *self._state.values()
+        total[probed] = self.memory * total[probed] + reward.trust * reward.standardised()
+        weight[probed] = self.memory * weight[probed] + reward.trust
         moved = logits.copy()
-        moved[probed] = self._start[probed] + self.reach * mean[probed] / weight[probed]
+        mean = total[probed] / (self._prior + weight[probed])
+        moved[probed] = self._start[probed] + self.reach * reward.gate * mean
         return moved
 
 

@@ -6,6 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfluence.errors import RecipeError
 from mixfluence.influence import Influences, Probe, Reptile
 from mixfluence.policy import Vector
 
@@ -49,6 +53,10 @@ class Strategy(ABC):
         """
         return False
 
+    def candidates(self) -> NDArray[np.int64]:
+        """Return the datasets worth probing: those that may be drawn."""
+        return np.flatnonzero(self.weights() > 0)
+
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return, by name, what the trace should say of it beyond the influences.
 
@@ -64,3 +72,9 @@ class Strategy(ABC):
         """Restore what `state_dict` returned; called after `start`."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, found {sorted(state)}")
+
+
+def refuse_no_epochs(max_epochs: float | None) -> None:
+    """Refuse a limit on epochs that would let no row be drawn."""
+    if max_epochs is not None and not max_epochs > 0:
+        raise RecipeError(f"max_epochs must be above 0, found {max_epochs}")

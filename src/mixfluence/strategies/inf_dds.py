@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Influences, Probe, Reptile
 from mixfluence.policy import Anchored, Evidence, Initial, Rule, Temperature, Vector, lift, softmax
-from mixfluence.strategies.base import Strategy
+from mixfluence.strategies.base import Strategy, refuse_no_epochs
 
 
 class InfDDS(Strategy):
@@ -57,7 +58,8 @@ class InfDDS(Strategy):
         max_epochs: float | None = None,
     ) -> None:
         _check(update_every=(update_every, 1), warmup_steps=(warmup_steps, 0), inner_steps=(inner_steps, 0))
-        _check(subset=(subset, 2), max_epochs=(max_epochs, 0))
+        _check(subset=(subset, 2))
+        refuse_no_epochs(max_epochs)
         self.init = init or Temperature(1.0)
         self.update_every = update_every
         self.warmup_steps = warmup_steps
@@ -75,7 +77,7 @@ class InfDDS(Strategy):
         """Set the logits to where they start."""
         self.logits = self.init.logits(sizes)
         self.rule.start(self.logits)
-        lift(softmax(self.logits), self.floor)
+        self.weights()  # a floor that does not fit is refused before anything is trained
 
     def weights(self) -> Vector:
         """Return the softmax of the logits, with the floor."""
@@ -85,6 +87,10 @@ class InfDDS(Strategy):
         """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
         since = step - self.warmup_steps
         return since >= 0 and since % self.update_every == 0 and step > 0 and relative_rate >= self.freeze_below
+
+    def candidates(self) -> NDArray[np.int64]:
+        """Return the datasets whose logit can move: a weight of zero stays what it is."""
+        return np.flatnonzero(np.isfinite(self.logits))
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Move the logits of the datasets that were measured."""
@@ -96,8 +102,8 @@ class InfDDS(Strategy):
         return {
             "influence": values.tolist(),
             "error": errors.tolist(),
-            "reward": reward.standardised().tolist(),
-            "agreement": self._evidence.agreement,
+            "trust": reward.trust.tolist(),
+            "gate": reward.gate,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mixfluence.errors import RecipeError
 from mixfluence.policy import Initial, Temperature, Vector, lift, softmax
-from mixfluence.strategies.base import Strategy
+from mixfluence.strategies.base import Strategy, refuse_no_epochs
 
 
 class Static(Strategy):
@@ -22,8 +21,7 @@ class Static(Strategy):
     """
 
     def __init__(self, init: Initial | None = None, *, floor: float = 0.0, max_epochs: float | None = None) -> None:
-        if max_epochs is not None and not max_epochs > 0:
-            raise RecipeError(f"max_epochs must be above 0, found {max_epochs}")
+        refuse_no_epochs(max_epochs)
         self.init = init or Temperature(1.0)
         self.floor = floor
         self.max_epochs = max_epochs

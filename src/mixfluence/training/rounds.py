@@ -149,8 +149,8 @@ class ProbeRounds:
         ]
 
     def _choose(self) -> list[int]:
-        """Return the datasets to probe: all that may be drawn, or as many of them as the strategy wants."""
-        possible = np.flatnonzero(self._strategy.weights() > 0)
+        """Return the datasets to probe: all that are worth it, or as many of them as the strategy wants."""
+        possible = self._strategy.candidates()
         wanted = min(self._strategy.subset or len(possible), len(possible))
         places = permuted(np.arange(wanted), len(possible), mix(self._seed, SUBSET, self._rounds))
         return sorted(possible[places].tolist())

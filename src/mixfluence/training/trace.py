@@ -59,8 +59,9 @@ class MixtureCallback(TrainerCallback):
     ) -> None:
         """Tell the sampler that a batch was trained on, the last of its step, and update the strategy if due."""
         self._untold.append(self._trainer.sampler.forget_trained())
-        if update := self._trainer.update_strategy():
+        if self._trainer.update_due:
             self._tell(state, {})
+            update = self._trainer.update_strategy()
             self._write(state, {"weights": self._trainer.probabilities(), "update": update})
 
     def on_substep_end(
@@ -135,6 +136,7 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
             t: v if math.isfinite(v) else None
             for t, v in zip(influences.targets, influences.base.tolist(), strict=True)
         },
+        "rows": {target: gains.shape[1] for target, gains in zip(influences.targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],
     }
 
@@ -148,6 +150,16 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 def seconds_until(path: Path, step: int) -> float:
     """Return how long the run in a trace had trained when it reached a step."""
     return max((float(line["seconds"]) for line in read_trace(path) if line["step"] <= step), default=0.0)
+
+
+def probing_cost(path: Path) -> dict[str, float]:
+    """Return what the probes in a trace cost: rounds, seconds, and the most memory in parameter sizes."""
+    updates = [line["update"] for line in read_trace(path) if "update" in line]
+    return {
+        "rounds": len(updates),
+        "seconds": sum(update["seconds"] for update in updates),
+        "parameter_sizes": max((update["memory"] for update in updates), default=0.0),
+    }
 
 
 def read_state(folder: Path) -> dict[str, Any]:

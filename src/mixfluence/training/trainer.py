@@ -87,6 +87,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self._resumed: dict[str, Any] | None = None
         self._tokenised: dict[str, TokenisedRows] | None = None
         self._rounds: ProbeRounds | None = None
+        self._influence: dict[str, float] = {}
         if self.dev and "eval_dataset" not in host_options:
             host_options["eval_dataset"] = _host_columns(self.dev)
         super().__init__(
@@ -150,15 +151,20 @@ class MixtureTrainer(SentenceTransformerTrainer):
             self._tokenised = self._tokenise(self.mixture)
         return self._tokenised
 
-    def update_strategy(self) -> dict[str, Any] | None:
-        """Probe and let the strategy learn from it, if it is time; return what the trace should say."""
-        step, steps = self.state.global_step, self.state.max_steps
+    @property
+    def update_due(self) -> bool:
+        """Whether the strategy wants datasets probed now, at the end of a step that is not the last."""
         rate, greatest = rates(self.optimizer)
-        if self._rounds is None or step >= steps or not self.strategy.due(step, rate / greatest):
-            return None
+        step = self.state.global_step
+        return self._rounds is not None and step < self.state.max_steps and self.strategy.due(step, rate / greatest)
+
+    def update_strategy(self) -> dict[str, Any]:
+        """Probe and let the strategy learn from it; return what the trace should say."""
+        assert self._rounds is not None
         influences, cost = self._rounds.run()
-        facts = self.strategy.update(influences)
-        return cost | describe(influences, facts, list(self.mixture))
+        update = cost | describe(influences, self.strategy.update(influences), list(self.mixture))
+        self._influence = update.get("influence", {})
+        return update
 
     def probabilities(self) -> dict[str, float]:
         """Return the probability of each dataset for the next draw."""
@@ -187,11 +193,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add each dataset's probability and rows drawn, so that every tracker of the host shows them."""
+        """Add each dataset's probability, rows drawn and last influence, so that every tracker shows them."""
         if "loss" in logs:
             drawn = dict(zip(self.mixture, self.sampler.rows_drawn.tolist(), strict=True))
             logs = logs | {f"sampling/{name}": round(p, 6) for name, p in self.probabilities().items()}
             logs |= {f"rows_drawn/{name}": rows for name, rows in drawn.items()}
+            logs |= {f"influence/{name}": value for name, value in self._influence.items()}
         super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
