@@ -59,8 +59,6 @@ def work(queue: Any, results: Any, options: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    # A spawned process spawns, and workers that fill the token cache would each load everything anew.
-    multiprocessing.set_start_method("fork", force=True)
     while (cell := queue.get()) is not None:
         if time.time() > options.deadline:
             continue

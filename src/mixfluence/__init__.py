@@ -10,37 +10,60 @@ if TYPE_CHECKING:
     from mixfluence.encoders import load_encoder
     from mixfluence.errors import MixfluenceError
     from mixfluence.evaluation import evaluate
-    from mixfluence.policy import UNIFORM, Temperature, Weights
-    from mixfluence.strategies import Static, Strategy
+    from mixfluence.influence import Metric, Probe, Reptile, distillation_metric, info_nce_metric, soft_ndcg_metric
+    from mixfluence.policy import UNIFORM, Anchored, Matching, Mirror, PolicyGradient, Temperature, Weights
+    from mixfluence.strategies import InfDDS, Static, Strategy
     from mixfluence.training.losses import info_nce
     from mixfluence.training.trainer import MixtureTrainer
 
 __all__ = [
     "UNIFORM",
+    "Anchored",
+    "InfDDS",
+    "Matching",
+    "Metric",
+    "Mirror",
     "MixfluenceError",
     "Mixture",
     "MixtureTrainer",
+    "PolicyGradient",
+    "Probe",
+    "Reptile",
     "Static",
     "Strategy",
     "Temperature",
     "Weights",
+    "distillation_metric",
     "evaluate",
     "info_nce",
+    "info_nce_metric",
     "load_encoder",
+    "soft_ndcg_metric",
 ]
 
 _HOMES = {
     "UNIFORM": "policy",
-    "Mixture": "data.mixture",
+    "Anchored": "policy",
+    "InfDDS": "strategies",
+    "Matching": "policy",
+    "Metric": "influence",
+    "Mirror": "policy",
     "MixfluenceError": "errors",
+    "Mixture": "data.mixture",
     "MixtureTrainer": "training.trainer",
+    "PolicyGradient": "policy",
+    "Probe": "influence",
+    "Reptile": "influence",
     "Static": "strategies",
     "Strategy": "strategies",
     "Temperature": "policy",
     "Weights": "policy",
+    "distillation_metric": "influence",
     "evaluate": "evaluation",
     "info_nce": "training.losses",
+    "info_nce_metric": "influence",
     "load_encoder": "encoders",
+    "soft_ndcg_metric": "influence",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -161,10 +162,13 @@ class _Chunks(Dataset[Chunk]):
 def _in_parallel(chunks: _Chunks) -> DataLoader[Chunk]:
     """Work through the chunks in order, on all cores if there are enough of them."""
     workers = min(os.cpu_count() or 1, len(chunks) // CHUNKS_PER_WORKER)
+    # Forked whatever the process prefers: a spawned worker imports everything anew, the user's script included.
+    parallel = workers > 1 and sys.platform == "linux"
     return DataLoader(
         chunks,
         batch_size=None,
-        num_workers=workers if workers > 1 else 0,
+        num_workers=workers if parallel else 0,
+        multiprocessing_context="fork" if parallel else None,
         collate_fn=_unchanged,
         worker_init_fn=_one_thread_each,
         # Its own, or a run that fills the cache would draw other dropout masks than one that finds it filled.
