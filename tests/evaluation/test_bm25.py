@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.evaluation import bm25_run, score_run
 
@@ -33,3 +36,10 @@ def test_unseen_words_find_nothing() -> None:
 
 def test_keeps_k_hits() -> None:
     assert list(bm25_run(ocean_task(), 1)["q"]) == ["trench"]
+
+
+def test_bm25s_is_not_imported_before_it_is_used() -> None:
+    # Where jax is installed, importing bm25s starts it, and jax claims most of the GPU's memory.
+    program = "import sys, mixfluence.experiment; print('bm25s' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert found.stdout.split() == ["False"]

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from mixfluence.config.recipe import Recipe
 from mixfluence.config.sources import FORMATS
+from mixfluence.config.strategy import BARE_VALUES, RULES
 from mixfluence.errors import RecipeError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -101,9 +102,10 @@ def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
     *parents, last = place.split(".")
     section: Any = data
     for parent in parents:
-        # A word may stand for a whole section (`init: uniform`), which the override then spells out.
+        # A word may stand for a whole section, which the override then spells out; `init: uniform` gives way to it.
         if section.get(parent) is None or isinstance(section[parent], str):
-            section[parent] = {}
+            word = section.get(parent)
+            section[parent] = {BARE_VALUES[parent]: word} if word and parent in BARE_VALUES else {}
         section = section[parent]
         if not isinstance(section, dict):
             raise RecipeError(f"override {override!r}: {parent!r} is not a mapping in the recipe")
@@ -125,7 +127,7 @@ def _validation_message(path: Path, tree: yaml.Node, error: ValidationError) -> 
         message = "this key is missing"
     elif first["type"].startswith("union_tag"):
         tag = first["ctx"]["discriminator"].strip("'")
-        known = first["ctx"].get("expected_tags", ", ".join(map(repr, FORMATS))).replace("'", "")
+        known = first["ctx"].get("expected_tags", ", ".join(FORMATS if tag == "format" else RULES)).replace("'", "")
         keys.append(tag)
         found = first["input"].get(tag) if isinstance(first["input"], dict) else first["input"]
         message = f"expected one of {known}, found {found!r}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,14 +15,25 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-def _word_is(key: str) -> Callable[[Any], Any]:
-    """Let a bare word stand for the section in which it is the value of `key`."""
-    return lambda data: {key: data} if isinstance(data, str) else data
+# Sections for which a bare value may stand: the key whose value it is.
+BARE_VALUES = {"strategy": "name", "rule": "name", "reptile": "rate"}
+RULES = ("gradient", "mirror", "matching", "anchored")
+
+
+def _bare(section: str) -> BeforeValidator:
+    """Let a bare value stand for a section."""
+
+    def spell_out(data: Any) -> Any:
+        bare = isinstance(data, str | float | int) and not isinstance(data, bool)
+        return {BARE_VALUES[section]: data} if bare else data
+
+    return BeforeValidator(spell_out)
 
 
 def _word_or_positive(*words: str) -> BeforeValidator:
     def check(value: Any) -> Any:
-        if value in words or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value in words or (number and 0 < value < math.inf):
             return value
         raise ValueError(f"expected {', '.join(words)} or a number above 0, found {value!r}")
 
@@ -97,7 +108,7 @@ class MatchingSection(Section):
     """Probabilities follow the shares of the rewards."""
 
     name: Literal["matching"]
-    step: Annotated[float, Field(gt=0, le=1)] = 0.1
+    step: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
 
 class AnchoredSection(Section):
@@ -129,8 +140,8 @@ class InfDDSSection(Section):
     inner_steps: Annotated[int, Field(ge=0)] = 3
     subset: Annotated[int, Field(ge=2)] | None = None
     probe: ProbeSection = ProbeSection()
-    rule: Annotated[AnyRule, BeforeValidator(_word_is("name"))] = AnchoredSection(name="anchored")
-    reptile: Annotated[ReptileSection, BeforeValidator(_word_is("rate"))] = ReptileSection()
+    rule: Annotated[AnyRule, _bare("rule")] = AnchoredSection(name="anchored")
+    reptile: Annotated[ReptileSection, _bare("reptile")] = ReptileSection()
     shrink: bool = True
     gate: bool = True
     freeze_below: Share = 0.1
@@ -140,25 +151,24 @@ class InfDDSSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("preset") not in PRESETS:
+        name = data.get("preset") if isinstance(data, dict) else None
+        if not isinstance(name, str) or name not in PRESETS:
             return data
-        preset = PRESETS[data["preset"]]
+        preset = PRESETS[name]
         # A section that both have is merged key by key, so that one key of it can be changed.
         merged = {key: preset[key] | data[key] for key in data if _both_mappings(preset.get(key), data[key])}
         return {**preset, **data, **merged}
 
 
 def _both_mappings(first: Any, second: Any) -> bool:
-    return isinstance(first, dict) and isinstance(second, dict) and second.get("name") in {None, first.get("name")}
+    return isinstance(first, dict) and isinstance(second, dict) and second.get("name") in (None, first.get("name"))
 
 
 AnyStrategy = Annotated[StaticSection | InfDDSSection, Field(discriminator="name")]
 
 
-def _named(data: Any) -> Any:
-    if isinstance(data, str):
-        return {"name": data}
+def _static_unless_named(data: Any) -> Any:
     return {"name": "static", **data} if isinstance(data, dict) else data
 
 
-Strategy = Annotated[AnyStrategy, BeforeValidator(_named)]
+Strategy = Annotated[AnyStrategy, BeforeValidator(_static_unless_named), _bare("strategy")]

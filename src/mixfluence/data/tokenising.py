@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

@@ -10,8 +10,9 @@ from mixfluence.influence.metrics import (
     loss_metric,
     soft_ndcg_metric,
 )
-from mixfluence.influence.probe import Learner, Probe, Prober, rates
+from mixfluence.influence.probe import Learner, Probe, Prober, relative_rate
 from mixfluence.influence.reptile import Reptile
+from mixfluence.influence.steps import refuse_without_moments
 
 __all__ = [
     "DevBatch",
@@ -25,6 +26,7 @@ __all__ = [
     "distillation_metric",
     "info_nce_metric",
     "loss_metric",
-    "rates",
+    "refuse_without_moments",
+    "relative_rate",
     "soft_ndcg_metric",
 ]

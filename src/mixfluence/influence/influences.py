@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Aggregate = Literal["mean", "relative", "worst"]
+# Least metric of a target, in parts of the largest, that its gains are divided by.
+LEAST_SCALE = 0.01
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,18 @@ class Influences:
                 the mean of gains divided by the metric before, where all count alike; `worst`, the relative
                 gain of the target that a dataset helps least or harms most.
         """
-        scale = np.ones(len(self.base)) if how == "mean" else np.where(self.base == 0, 1.0, np.abs(self.base))
+        scale = np.ones(len(self.base)) if how == "mean" else self._scale()
         gains = self.on_targets() / scale
         errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
         if how == "worst":
             rows, worst = np.arange(len(gains)), gains.argmin(axis=1)
             return gains[rows, worst], errors[rows, worst]
         return gains.mean(axis=1), np.sqrt((errors**2).sum(axis=1)) / len(self.targets)
+
+    def _scale(self) -> Array:
+        """Return the metric before, raised so that a target all but solved cannot outweigh the others."""
+        sizes = np.abs(self.base)
+        return np.maximum(sizes, LEAST_SCALE * sizes.max()) if sizes.any() else np.ones_like(sizes)
 
 
 def gather(

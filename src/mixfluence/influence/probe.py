@@ -131,7 +131,8 @@ class Prober:
                     follow.add(self._parameters, self._gain(dev, before, after[-1]))
                 snapshot.restore()
         if follow and self._reptile:
-            follow.apply(self._parameters, self._reptile.alpha(*rates(optimizer)))
+            rate = float(optimizer.param_groups[0]["lr"])
+            follow.apply(self._parameters, self._reptile.alpha(rate, relative_rate(optimizer)))
         return self._gather(datasets, dev, before, after)
 
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
@@ -149,7 +150,10 @@ class Prober:
     @torch.no_grad()
     def _look(self, dev: Sequence[DevBatch]) -> list[Tensor]:
         self._learner.modules.eval()
-        return [self._learner.agree(self._metric.values(self._learner.model, batch)) for batch in dev]
+        # Zero, or not a number if some parameter is none: the metric may not read the parameter that broke.
+        health = 0 * torch.stack(torch._foreach_norm(self._parameters)).sum()
+        values = [self._metric.values(self._learner.model, batch) for batch in dev]
+        return [self._learner.agree(value + health) for value in values]
 
     def _gather(
         self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
@@ -175,10 +179,11 @@ class Prober:
         return Displacement(self._parameters, start, self._reptile.weights, spread)
 
 
-def rates(optimizer: Optimizer) -> tuple[float, float]:
-    """Return the learning rate, and the one that the schedule takes for its greatest."""
+def relative_rate(optimizer: Optimizer) -> float:
+    """Return the learning rate in parts of the one that the schedule takes for its greatest."""
     group = optimizer.param_groups[0]
-    return float(group["lr"]), float(group.get("initial_lr", group["lr"]))
+    greatest = float(group.get("initial_lr", group["lr"]))
+    return float(group["lr"]) / greatest if greatest else 0.0
 
 
 def _to_host(values: list[Tensor]) -> list[NDArray[np.float64]]:

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mixfluence.errors import RecipeError
+
 
 @dataclass(frozen=True)
 class Reptile:
@@ -26,10 +28,14 @@ class Reptile:
     rate: Literal["relative", "literal"] | float = "relative"
     weights: Literal["softmax", "sum"] = "softmax"
 
-    def alpha(self, learning_rate: float, greatest: float) -> float:
+    def __post_init__(self) -> None:
+        if not isinstance(self.rate, str) and not self.rate > 0:
+            raise RecipeError(f"rate of Reptile must be above 0, found {self.rate}")
+
+    def alpha(self, learning_rate: float, relative_rate: float) -> float:
         """Return the part of the mean displacement that the model takes."""
         if self.rate == "relative":
-            return learning_rate / greatest
+            return relative_rate
         return learning_rate if self.rate == "literal" else self.rate
 
 

@@ -20,18 +20,12 @@ class FrozenAdam:
     Args:
         optimizer: The run's, of the Adam family.
 
-    Raises:
-        RecipeError: If the optimizer keeps no second moments.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+        refuse_without_moments(optimizer)
         known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
-        if not known or any("betas" not in group for group in optimizer.param_groups):
-            raise RecipeError(
-                f"momentum-free probes need an optimizer with second moments such as AdamW, found "
-                f"{type(optimizer).__name__}; let probes inherit its state instead"
-            )
         # Read once: asking a device for a number makes it wait.
         counts = torch.stack([torch.as_tensor(state["step"]).float() for state in known]).tolist()
         self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
@@ -65,3 +59,17 @@ class FrozenAdam:
                 squares.append(state["exp_avg_sq"])
                 unbias.append((1 - decay ** (1 + self._counts[id(state)])) ** -0.5)
         return live, gradients, squares, unbias
+
+
+def refuse_without_moments(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that is not of the Adam family, before or after its first step.
+
+    Raises:
+        RecipeError: If it keeps no second moments.
+    """
+    adam = all("betas" in group and "eps" in group for group in optimizer.param_groups)
+    if not adam or (optimizer.state and not any("exp_avg_sq" in state for state in optimizer.state.values())):
+        raise RecipeError(
+            f"momentum-free probes need an optimizer with second moments such as AdamW, found "
+            f"{type(optimizer).__name__}; let probes inherit its state instead"
+        )

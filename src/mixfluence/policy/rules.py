@@ -112,8 +112,8 @@ class Matching(Rule):
     """
 
     def __init__(self, step: float = 0.1) -> None:
-        if not 0 < step <= 1:
-            raise RecipeError(f"step must lie above 0 and not above 1, found {step}")
+        if not 0 < step < 1:
+            raise RecipeError(f"step must lie between 0 and 1, found {step}")
         self.step = step
 
     def move(self, logits: Vector, reward: Reward) -> Vector:

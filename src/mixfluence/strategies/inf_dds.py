@@ -71,12 +71,13 @@ class InfDDS(Strategy):
         self.freeze_below = freeze_below
         self.floor = floor
         self.max_epochs = max_epochs
-        self._evidence = Evidence(shrink=shrink, gate=gate)
+        self.shrink, self.gate = shrink, gate
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Set the logits to where they start."""
         self.logits = self.init.logits(sizes)
         self.rule.start(self.logits)
+        self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
         self.weights()  # a floor that does not fit is refused before anything is trained
 
     def weights(self) -> Vector:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import DevBatch, Influences, Metric, Piece, Prober, loss_metric
+from mixfluence.influence import DevBatch, Influences, Metric, Piece, Prober, loss_metric, refuse_without_moments
 from mixfluence.strategies import Strategy
 from mixfluence.training.batches import MixtureRows, PadCollator
 from mixfluence.training.draws import batch_sizes, data_seed
@@ -99,10 +99,18 @@ class ProbeRounds:
         }
         self._dev_names = list(dev)
         self._dev_rows = MixtureRows(dev, dev_negatives)
-        self._dev_sizes = [_dev_size(name, rows, self._probe.dev_batch_size) for name, rows in dev.items()]
+        self._dev_sizes = [min(self._probe.dev_batch_size, rows.distinct_positives) for rows in dev.values()]
         self._dev_streams = self._open(dev, dev_negatives, DEV_ROWS)
+        for name, stream in zip(dev, self._open(dev, dev_negatives, DEV_ROWS), strict=True):
+            if len(stream.take(2)) < 2:
+                raise DataError(f"{name}: a dev set needs at least two rows that do not share a query or a positive")
         self._spread = math.inf
         self._rounds = 0
+
+    def check_optimizer(self) -> None:
+        """Refuse at the start an optimizer with which the first round would fail."""
+        if self._probe.state == "momentum-free":
+            refuse_without_moments(self._trainer.optimizer.optimizer)
 
     def run(self) -> tuple[Influences, dict[str, float]]:
         """Probe, and return what was measured and what it cost."""
@@ -178,12 +186,6 @@ class ProbeRounds:
         if self._trainer.args.device.type == "cuda":
             torch.cuda.synchronize(self._trainer.args.device)
         return time.monotonic()
-
-
-def _dev_size(name: str, rows: TokenisedRows, wanted: int) -> int:
-    if rows.distinct_positives < 2:
-        raise DataError(f"{name}: a dev set needs at least two distinct positives, found {rows.distinct_positives}")
-    return min(wanted, rows.distinct_positives)
 
 
 def _refuse_unsupported(trainer: MixtureTrainer) -> None:

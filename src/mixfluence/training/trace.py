@@ -42,6 +42,7 @@ class MixtureCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the trace, or cut a resumed one back to its checkpoint."""
+        self._trainer.check_probes()
         self._untold = []
         self._started = time.monotonic()
         if not state.is_world_process_zero:

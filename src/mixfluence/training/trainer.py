@@ -26,7 +26,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenising import tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import rates
+from mixfluence.influence import relative_rate
 from mixfluence.strategies import Static, Strategy
 from mixfluence.training.batches import MixtureRows, PadCollator
 from mixfluence.training.card import add_mixture_section
@@ -68,7 +68,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         train_dataset: Pool | None = None,
         dev_dataset: Pool | None = None,
         strategy: Strategy | None = None,
-        loss: nn.Module | Callable[[SentenceTransformer], nn.Module] | None = None,
+        loss: nn.Module | Callable[[SentenceTransformer], nn.Module] | dict[str, nn.Module] | None = None,
         num_negatives: int | None = None,
         trace_path: Path | str | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -89,7 +89,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self._rounds: ProbeRounds | None = None
         self._influence: dict[str, float] = {}
         if self.dev and "eval_dataset" not in host_options:
-            host_options["eval_dataset"] = _host_columns(self.dev)
+            judged = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
+            host_options["eval_dataset"] = _host_columns(judged) if judged else None
         super().__init__(
             model=model,
             args=args,
@@ -154,9 +155,14 @@ class MixtureTrainer(SentenceTransformerTrainer):
     @property
     def update_due(self) -> bool:
         """Whether the strategy wants datasets probed now, at the end of a step that is not the last."""
-        rate, greatest = rates(self.optimizer)
-        step = self.state.global_step
-        return self._rounds is not None and step < self.state.max_steps and self.strategy.due(step, rate / greatest)
+        if self._rounds is None or self.state.global_step >= self.state.max_steps:
+            return False
+        return self.strategy.due(self.state.global_step, relative_rate(self.optimizer))
+
+    def check_probes(self) -> None:
+        """Refuse at the start what would fail at the first round of probes."""
+        if self._rounds:
+            self._rounds.check_optimizer()
 
     def update_strategy(self) -> dict[str, Any]:
         """Probe and let the strategy learn from it; return what the trace should say."""
@@ -188,8 +194,9 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "sampler": self.sampler.state_dict(),
             "strategy": self.strategy.state_dict(),
             "fingerprints": self.mixture.fingerprints,
-            "settings": fixed_settings(self.args),
-            **({"rounds": self._rounds.state_dict()} if self._rounds else {}),
+            "settings": self._settings(),
+            "rounds": self._rounds.state_dict() if self._rounds else None,
+            "influence": self._influence,
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -248,13 +255,19 @@ class MixtureTrainer(SentenceTransformerTrainer):
         for name in now:
             if before[name] != now[name]:
                 raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
-        for setting, value in fixed_settings(self.args).items():
+        for setting, value in self._settings().items():
             if (saved := state["settings"][setting]) != value:
                 raise DataError(f"{checkpoint}: written with {setting} {saved}, cannot go on with {value}")
         self.strategy.load_state_dict(state["strategy"])
+        self._influence = state["influence"]
         return state
 
+    def _settings(self) -> dict[str, Any]:
+        """Return what a resumed run must share with its checkpoint."""
+        dev = self.dev.fingerprints if self.dev and self.strategy.probe else {}
+        return {**fixed_settings(self.args), "strategy": type(self.strategy).__name__, "dev sets": dev}
 
-def _host_columns(mixture: Mixture) -> DatasetDict:
+
+def _host_columns(mixture: Mapping[str, RowSet]) -> DatasetDict:
     """Return the mixture as the host wants to see it, for its model card and its evaluation loss."""
     return DatasetDict({name: rows.rows.select_columns(["anchor", "positive"]) for name, rows in mixture.items()})

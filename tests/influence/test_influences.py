@@ -1,0 +1,172 @@
+"""What a round says, from raw metric values to one influence per dataset.
+
+- Mean, relative and worst are what one computes by hand.
+- The standard error is that of the distance from the mean of all datasets, over queries: what a bootstrap finds.
+  What a query is like for all datasets alike does not count, and a single query tells nothing.
+- Better is positive, whichever way the metric points.
+- A proxy with anything that is not a number is listed as failed and leaves no trace; without a base there is nothing.
+- A target that is all but solved does not outweigh the others, and a round that probed nothing says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mixfluence.influence import Influences
+from mixfluence.influence.influences import Aggregate, Array, gather
+
+AGGREGATES: list[Aggregate] = ["mean", "relative", "worst"]
+
+
+def round_of(base: list[float], *gains: Array) -> Influences:
+    targets = [f"t{number}" for number in range(len(gains))]
+    return Influences(np.arange(len(gains[0])), np.array([], np.int64), targets, np.array(base), list(gains))
+
+
+@pytest.fixture
+def two_targets() -> Influences:
+    """Three datasets on two targets with bases 4 and -0.5: means 1, 2, 3 and 0.5, -0.5, 0."""
+    large = np.array([[0.0, 2.0], [2.0, 2.0], [3.0, 3.0]])
+    small = np.array([[0.5, 0.5, 0.5], [-1.0, -0.5, 0.0], [1.0, 0.0, -1.0]])
+    return round_of([4.0, -0.5], large, small)
+
+
+def noisy(datasets: int, queries: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 5, queries) + rng.normal(0, [[1.0]] * datasets, (datasets, queries)) * rng.gamma(
+        2, 1, queries
+    )
+
+
+def test_influence_on_each_target_is_the_mean_over_its_queries(two_targets: Influences) -> None:
+    assert two_targets.on_targets() == pytest.approx(np.array([[1, 0.5], [2, -0.5], [3, 0]]))
+
+
+def test_mean_relative_and_worst_are_what_one_computes_by_hand(two_targets: Influences) -> None:
+    assert two_targets.combine("mean")[0] == pytest.approx([0.75, 0.75, 1.5])
+    relative = np.array([[1 / 4, 0.5 / 0.5], [2 / 4, -0.5 / 0.5], [3 / 4, 0]])
+    assert two_targets.combine("relative")[0] == pytest.approx(relative.mean(axis=1))
+    assert two_targets.combine("worst")[0] == pytest.approx([1 / 4, -1, 0])
+
+
+def test_errors_are_what_one_computes_by_hand(two_targets: Influences) -> None:
+    # Distances from the mean row (5/3, 7/3) of the first target: each row's two values differ by this much.
+    large = np.abs([2 - 2 / 3, 0 - 2 / 3, 0 - 2 / 3]) / math.sqrt(2) / math.sqrt(2)
+    # From (1/6, 0, -1/6) of the second: three values in equal steps of 1/6, 1/2 + 1/6 and -1 + 1/6.
+    small = np.array([1 / 6, 2 / 3, 5 / 6]) / math.sqrt(3)
+    assert two_targets.combine("mean")[1] == pytest.approx(np.sqrt(large**2 + small**2) / 2)
+    relative = np.sqrt((large / 4) ** 2 + (small / 0.5) ** 2) / 2
+    assert two_targets.combine("relative")[1] == pytest.approx(relative)
+    assert two_targets.combine("worst")[1] == pytest.approx([large[0] / 4, small[1] / 0.5, small[2] / 0.5])
+
+
+def test_the_spread_is_that_of_the_combined_influences(two_targets: Influences) -> None:
+    assert two_targets.spread("mean") == pytest.approx(np.std([0.75, 0.75, 1.5]))
+    assert two_targets.spread("worst") == pytest.approx(np.std([0.25, -1, 0]))
+    assert round_of([1.0], np.ones((1, 3))).spread("mean") == 0
+
+
+def test_errors_are_those_of_a_bootstrap_over_queries() -> None:
+    gains = [noisy(4, 80, seed=1), noisy(4, 50, seed=2)]
+    errors = round_of([1.0, 1.0], *gains).combine("mean")[1]
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(4000):
+        drawn = [gain[:, rng.integers(0, gain.shape[1], gain.shape[1])] for gain in gains]
+        influences = np.mean([gain.mean(axis=1) for gain in drawn], axis=0)
+        found.append(influences - influences.mean())
+    assert errors == pytest.approx(np.std(found, axis=0), rel=0.06)
+
+
+@pytest.mark.parametrize("how", AGGREGATES)
+def test_what_a_query_is_like_for_all_datasets_does_not_count_as_error(how: Aggregate) -> None:
+    gains = noisy(5, 40)
+    plain = round_of([2.0], gains).combine(how)
+    common = round_of([2.0], gains + np.random.default_rng(9).normal(0, 100, 40)).combine(how)
+    assert common[1] == pytest.approx(plain[1])
+    assert common[0] - common[0].mean() == pytest.approx(plain[0] - plain[0].mean())
+
+
+@pytest.mark.parametrize("how", AGGREGATES)
+def test_a_single_query_or_dataset_tells_nothing_of_the_error(how: Aggregate) -> None:
+    values, errors = round_of([2.0], np.array([[1.0], [2.0]])).combine(how)
+    assert values == pytest.approx([1, 2] if how == "mean" else [0.5, 1])
+    assert errors.tolist() == [0, 0]
+    assert round_of([2.0], np.array([[1.0, 2.0]])).combine(how)[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("how", ["relative", "worst"])
+def test_relative_influences_do_not_depend_on_the_unit_of_a_target(how: Aggregate) -> None:
+    one, other = noisy(3, 20, seed=4), noisy(3, 20, seed=5)
+    plain = round_of([2.0, 5.0], one, other).combine(how)
+    scaled = round_of([2.0, 150.0], one, 30 * other).combine(how)
+    assert scaled[0] == pytest.approx(plain[0])
+    assert scaled[1] == pytest.approx(plain[1])
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, [[0.5, -1.0]]), (-1, [[-0.5, 1.0]])])
+def test_better_is_positive_whichever_way_the_metric_points(sign: int, expected: list[list[float]]) -> None:
+    influences = gather([4], ["dev"], [np.array([1.0, 3.0])], [[np.array([1.5, 2.0])]], sign)
+    assert influences.gains[0].tolist() == expected
+    assert influences.base.tolist() == [2.0]
+    assert influences.probed.tolist() == [4]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_proxy_that_is_not_a_number_leaves_no_trace(bad: float, target: int) -> None:
+    before = [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])]
+    good = [[before[0] - 0.1, before[1] - 0.2], [before[0] - 0.3, before[1] - 0.4]]
+    broken = [before[0].copy(), before[1].copy()]
+    broken[target][1] = bad
+    influences = gather([6, 2, 9], ["a", "b"], before, [good[0], broken, good[1]], -1)
+    assert influences.probed.tolist() == [6, 9]
+    assert influences.failed.tolist() == [2]
+    alone = gather([6, 9], ["a", "b"], before, good, -1)
+    for one, other in zip(influences.gains, alone.gains, strict=True):
+        assert one.tolist() == other.tolist()
+    assert influences.base.tolist() == alone.base.tolist() == [1.5, 4.0]
+
+
+def test_without_a_base_there_is_nothing_to_compare_with() -> None:
+    before: list[NDArray[np.float64]] = [np.array([1.0, math.nan]), np.array([1.0, 1.0])]
+    fine = [np.ones(2), np.ones(2)]
+    influences = gather([3, 1], ["a", "b"], before, [fine, fine], 1)
+    assert influences.probed.tolist() == []
+    assert influences.failed.tolist() == [3, 1]
+    assert [gain.shape for gain in influences.gains] == [(0, 2), (0, 2)]
+    assert influences.spread("mean") == 0
+
+
+@pytest.mark.parametrize("how", ["relative", "worst"])
+@pytest.mark.parametrize("solved", [0.0, 1e-300, -0.019])
+def test_a_target_all_but_solved_counts_as_a_hundredth_of_the_largest(how: Aggregate, solved: float) -> None:
+    gains = [noisy(3, 4, seed) for seed in range(3)]
+    with np.errstate(all="raise"):
+        values, errors = round_of([solved, -2.0, 0.5], *gains).combine(how)
+    expected = round_of([0.02, 2.0, 0.5], *gains).combine(how)
+    assert values.tolist() == expected[0].tolist()
+    assert errors.tolist() == expected[1].tolist()
+
+
+@pytest.mark.parametrize("how", ["relative", "worst"])
+def test_where_all_targets_are_solved_gains_count_as_they_are(how: Aggregate) -> None:
+    gains = [noisy(3, 4, seed) for seed in range(2)]
+    with np.errstate(all="raise"):
+        values, errors = round_of([0.0, 0.0], *gains).combine(how)
+    expected = round_of([1.0, 1.0], *gains).combine(how)
+    assert values.tolist() == expected[0].tolist()
+    assert errors.tolist() == expected[1].tolist()
+
+
+def test_a_round_that_probed_nothing_says_nothing() -> None:
+    influences = gather([], ["a", "b"], [np.array([1.0, 2.0]), np.array([3.0])], [], -1)
+    assert influences.probed.tolist() == influences.failed.tolist() == []
+    assert influences.base.tolist() == [1.5, 3.0]
+    assert [gain.shape for gain in influences.gains] == [(0, 2), (0, 1)]
+    assert influences.on_targets().shape == (0, 2)
+    assert influences.spread("mean") == 0

@@ -1,0 +1,410 @@
+"""What a recipe says of its strategy becomes the strategy.
+
+- A bare word is enough; a preset fills in what the recipe does not say, key by key in sections that both have.
+- Rule and Reptile may be words or mappings, and every choice becomes the object of that name with those settings.
+- A recipe that was written out reads back as the same recipe.
+- A wrong key or value gives one error with file, line and dotted key, as the recipe has them.
+- A run from a recipe adapts: its trace tells rounds, its folder says what was learned and what it cost.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mixfluence.assembly import build_strategy
+from mixfluence.config.files import dump_recipe, load_recipe
+from mixfluence.config.presets import PRESETS
+from mixfluence.config.recipe import Recipe
+from mixfluence.config.strategy import (
+    GradientSection,
+    InfDDSSection,
+    MatchingSection,
+    MirrorSection,
+    ProbeSection,
+    ReptileSection,
+)
+from mixfluence.data.weights import read_weights
+from mixfluence.errors import RecipeError
+from mixfluence.experiment import run
+from mixfluence.influence import Reptile
+from mixfluence.policy import Anchored, Matching, Mirror, PolicyGradient, Rule, Temperature, Weights
+from mixfluence.strategies import InfDDS, Static
+from mixfluence.training.trace import read_trace
+from tests.test_experiment import write_domain
+from tests.test_recipes import SMALL, write
+
+
+def read(tmp_path: Path, strategy: str, *overrides: str) -> Recipe:
+    """Read the small recipe with a strategy, given as the YAML that follows its key."""
+    return load_recipe(write(tmp_path, f"{SMALL}strategy: {strategy}\n"), overrides)
+
+
+def section(tmp_path: Path, strategy: str) -> InfDDSSection:
+    found = read(tmp_path, strategy).strategy
+    assert isinstance(found, InfDDSSection)
+    return found
+
+
+def built(tmp_path: Path, strategy: str, *overrides: str) -> InfDDS:
+    found = build_strategy(read(tmp_path, strategy, *overrides))
+    assert isinstance(found, InfDDS)
+    return found
+
+
+# Words, mappings and presets.
+
+
+def test_a_bare_word_is_enough(tmp_path: Path) -> None:
+    assert section(tmp_path, "inf-dds") == InfDDSSection(name="inf-dds")
+    assert section(tmp_path, "{name: inf-dds}") == InfDDSSection(name="inf-dds")
+
+
+def test_a_bare_word_is_the_class_with_its_defaults(tmp_path: Path) -> None:
+    found, default = built(tmp_path, "inf-dds"), InfDDS()
+    for name in ("update_every", "warmup_steps", "inner_steps", "subset", "reptile", "freeze_below", "floor"):
+        assert getattr(found, name) == getattr(default, name), name
+    assert found.max_epochs == default.max_epochs
+    assert found.init == default.init
+    assert type(found.rule) is type(default.rule)
+    assert vars(found.rule) == vars(default.rule)
+    for name in ("state", "learning_rate", "batch_size", "dev_batch_size", "aggregate", "snapshot"):
+        assert getattr(found.probe, name) == getattr(default.probe, name), name
+
+
+PAPER = {
+    "inner_steps": 3,
+    "rule": GradientSection(name="gradient", step=0.02, optimizer="adam"),
+    "reptile": ReptileSection(rate="relative", weights="softmax"),
+    "shrink": False,
+    "gate": False,
+    "freeze_below": 0.0,
+    "floor": 0.0,
+    "subset": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected", "probe"),
+    [
+        ("paper", {"update_every": 50, "warmup_steps": 50}, {"batch_size": 256, "dev_batch_size": 256}),
+        (
+            "paper-sentence-transformers",
+            {"update_every": 250, "warmup_steps": 500},
+            {"batch_size": 256, "dev_batch_size": 256},
+        ),
+        (
+            "paper-mldr",
+            {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": ReptileSection(rate="off")},
+            {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"},
+        ),
+    ],
+)
+def test_a_preset_is_the_papers_setting(
+    tmp_path: Path, preset: str, expected: dict[str, Any], probe: dict[str, Any]
+) -> None:
+    found = section(tmp_path, f"{{name: inf-dds, preset: {preset}}}")
+    for name, value in {**PAPER, **expected}.items():
+        assert getattr(found, name) == value, name
+    assert found.probe == ProbeSection(state="inherited", learning_rate="current", aggregate="mean", **probe)
+
+
+def test_the_presets_are_those_a_recipe_may_name(tmp_path: Path) -> None:
+    for preset in PRESETS:
+        assert section(tmp_path, f"{{name: inf-dds, preset: {preset}}}").preset == preset
+
+
+def test_a_key_of_the_recipe_beats_its_preset(tmp_path: Path) -> None:
+    plain = section(tmp_path, "{name: inf-dds, preset: paper}")
+    found = section(tmp_path, "{name: inf-dds, preset: paper, update_every: 7, gate: true, rule: mirror}")
+    assert (found.update_every, found.gate, found.rule) == (7, True, MirrorSection(name="mirror"))
+    changed = {"update_every", "gate", "rule"}
+    assert found.model_dump(exclude=changed) == plain.model_dump(exclude=changed)
+
+
+def test_a_key_of_a_nested_section_beats_only_that_key(tmp_path: Path) -> None:
+    plain = section(tmp_path, "{name: inf-dds, preset: paper-mldr}")
+    found = section(tmp_path, "{name: inf-dds, preset: paper-mldr, probe: {batch_size: 16}}")
+    assert found.probe == plain.probe.model_copy(update={"batch_size": 16})
+    assert found.model_dump(exclude={"probe"}) == plain.model_dump(exclude={"probe"})
+    named = section(tmp_path, "{name: inf-dds, preset: paper, rule: {name: gradient, optimizer: sgd}}")
+    nameless = section(tmp_path, "{name: inf-dds, preset: paper, rule: {optimizer: sgd}}")
+    assert named.rule == nameless.rule == GradientSection(name="gradient", step=0.02, optimizer="sgd")
+    weighted = section(tmp_path, "{name: inf-dds, preset: paper, reptile: {weights: sum}}")
+    assert weighted.reptile == ReptileSection(rate="relative", weights="sum")
+
+
+def test_another_rule_than_the_presets_inherits_nothing_of_it(tmp_path: Path) -> None:
+    found = section(tmp_path, "{name: inf-dds, preset: paper, rule: {name: matching}}")
+    assert found.rule == MatchingSection(name="matching", step=0.1)
+
+
+def test_an_override_reaches_into_a_preset(tmp_path: Path) -> None:
+    found = read(tmp_path, "{name: inf-dds, preset: paper}", "strategy.probe.dev_batch_size=64").strategy
+    assert isinstance(found, InfDDSSection)
+    assert (found.probe.dev_batch_size, found.probe.batch_size) == (64, 256)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("gradient", PolicyGradient(0.02, "adam")),
+        ("{name: gradient, step: 0.5, optimizer: sgd}", PolicyGradient(0.5, "sgd")),
+        ("mirror", Mirror(0.3)),
+        ("{name: mirror, step: 1}", Mirror(1)),
+        ("matching", Matching(0.1)),
+        ("{name: matching, step: 0.25}", Matching(0.25)),
+        ("anchored", Anchored(2.0, 0.9)),
+        ("{name: anchored, reach: 1.5, memory: 0.5}", Anchored(1.5, 0.5)),
+    ],
+)
+def test_a_rule_is_a_word_or_a_mapping(tmp_path: Path, written: str, expected: Rule) -> None:
+    found = built(tmp_path, f"{{name: inf-dds, rule: {written}}}").rule
+    assert type(found) is type(expected)
+    assert vars(found) == vars(expected)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("off", None),
+        ("relative", Reptile("relative")),
+        ("literal", Reptile("literal")),
+        ("{rate: 0.5}", Reptile(0.5)),
+        ("{rate: relative, weights: sum}", Reptile("relative", "sum")),
+        ("{weights: sum}", None),
+    ],
+)
+def test_reptile_is_a_word_or_a_mapping(tmp_path: Path, written: str, expected: Reptile | None) -> None:
+    assert built(tmp_path, f"{{name: inf-dds, reptile: {written}}}").reptile == expected
+
+
+# Objects.
+
+
+def test_every_setting_reaches_the_strategy(tmp_path: Path) -> None:
+    written = """
+  name: inf-dds
+  init: {weights: {numpy: 1, scipy: 3}}
+  update_every: 7
+  warmup_steps: 11
+  inner_steps: 2
+  subset: 5
+  probe:
+    state: momentum-free
+    learning_rate: 0.001
+    batch_size: 12
+    dev_batch_size: 34
+    metric: soft-ndcg
+    aggregate: worst
+    snapshot: host
+  freeze_below: 0.2
+  floor: 0.01
+  max_epochs: 3"""
+    found = built(tmp_path, written)
+    assert found.init == Weights({"numpy": 1, "scipy": 3})
+    assert (found.update_every, found.warmup_steps, found.inner_steps, found.subset) == (7, 11, 2, 5)
+    assert (found.freeze_below, found.floor, found.max_epochs) == (0.2, 0.01, 3)
+    probe = found.probe
+    assert (probe.state, probe.learning_rate, probe.batch_size, probe.dev_batch_size) == (
+        *("momentum-free", 0.001),
+        *(12, 34),
+    )
+    assert (probe.aggregate, probe.snapshot) == ("worst", "host")
+
+
+@pytest.mark.parametrize(("shrink", "gate"), [(True, False), (False, True)])
+def test_what_noise_is_held_against_reaches_the_strategy(tmp_path: Path, shrink: bool, gate: bool) -> None:
+    words = {True: "true", False: "false"}
+    found = built(tmp_path, f"{{name: inf-dds, shrink: {words[shrink]}, gate: {words[gate]}}}")
+    assert (found.shrink, found.gate) == (shrink, gate)
+
+
+@pytest.mark.parametrize(
+    ("metric", "higher_is_better", "hard_negatives"),
+    [
+        ("info-nce", False, False),
+        ("info-nce-hard", False, True),
+        ("soft-ndcg", True, True),
+        ("distillation", False, True),
+    ],
+)
+def test_metrics_have_names(tmp_path: Path, metric: str, higher_is_better: bool, hard_negatives: bool) -> None:
+    found = built(tmp_path, f"{{name: inf-dds, probe: {{metric: {metric}}}}}").probe.metric
+    assert not isinstance(found, str)
+    assert (found.higher_is_better, found.hard_negatives) == (higher_is_better, hard_negatives)
+
+
+def test_the_training_loss_may_be_the_metric(tmp_path: Path) -> None:
+    assert built(tmp_path, "{name: inf-dds, probe: {metric: training-loss}}").probe.metric == "training-loss"
+
+
+def test_a_static_strategy_is_still_one(tmp_path: Path) -> None:
+    found = build_strategy(read(tmp_path, "{init: {temperature: 3}}"))
+    assert isinstance(found, Static)
+    assert found.init == Temperature(3)
+    assert found.probe is None
+
+
+# Written out and read back.
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "inf-dds",
+        "{name: inf-dds, preset: paper}",
+        "{name: inf-dds, preset: paper-sentence-transformers, rule: anchored, probe: {batch_size: 8}}",
+        "{name: inf-dds, preset: paper-mldr, reptile: {rate: 0.5}}",
+        "{name: inf-dds, init: uniform, subset: 2, rule: {name: matching, step: 0.5}, reptile: literal}",
+        "{name: inf-dds, probe: {learning_rate: 1e-5, metric: distillation, aggregate: relative}}",
+        "{name: static, init: {weights: {numpy: 1, scipy: 2}}, floor: 0.1}",
+    ],
+)
+def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strategy: str) -> None:
+    recipe = read(tmp_path, strategy)
+    text = dump_recipe(recipe)
+    assert load_recipe(write(tmp_path, text)) == recipe
+    assert yaml.safe_load(text)["strategy"].keys() >= {"name", "init", "floor"}
+
+
+# Errors. The strategy of the small recipe starts at line 9.
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            "\n  name: inf-dds\n  probe:\n    stat: inherited",
+            r"recipe.yaml:11: strategy\.probe: unknown key 'stat'; did you mean 'state'\?$",
+        ),
+        (
+            "\n  name: inf-dds\n  probe:\n    learning_rate: fast",
+            r"recipe.yaml:12: strategy\.probe\.learning_rate: expected current, floored or a number above 0, "
+            r"found 'fast'$",
+        ),
+        (
+            "\n  name: inf-dds\n  probe: {learning_rate: -1}",
+            r"recipe.yaml:11: strategy\.probe\.learning_rate: expected current, .* or a number above 0, found -1$",
+        ),
+        (
+            "\n  name: inf-dds\n  probe: {metric: ndcg}",
+            r"recipe.yaml:11: strategy\.probe\.metric: input should be 'info-nce', .*, found 'ndcg'$",
+        ),
+        (
+            "\n  name: inf-dds\n  probe: {dev_batch_size: 1}",
+            r"recipe.yaml:11: strategy\.probe\.dev_batch_size: input should be greater than or equal to 2, found 1$",
+        ),
+        (
+            "\n  name: inf-dds\n  rule: miror",
+            r"recipe.yaml:11: strategy\.rule\.name: expected one of gradient, mirror, matching, anchored, "
+            r"found 'miror'$",
+        ),
+        (
+            "\n  name: inf-dds\n  rule:\n    name: miror",
+            r"recipe.yaml:12: strategy\.rule\.name: expected one of gradient, .*, found 'miror'$",
+        ),
+        (
+            "\n  name: inf-dds\n  rule: {name: mirror, memory: 0.5}",
+            r"recipe.yaml:11: strategy\.rule: unknown key 'memory'; known are name, step$",
+        ),
+        (
+            "\n  name: inf-dds\n  rule:\n    name: anchored\n    memory: 1",
+            r"recipe.yaml:13: strategy\.rule\.memory: input should be less than 1, found 1$",
+        ),
+        (
+            "\n  name: inf-dds\n  reptile: on",
+            r"recipe.yaml:11: strategy\.reptile\.rate: expected off, relative, literal or a number above 0, "
+            r"found 'on'$",
+        ),
+        (
+            "\n  name: inf-dds\n  reptile:\n    weights: mean",
+            r"recipe.yaml:12: strategy\.reptile\.weights: input should be 'softmax' or 'sum', found 'mean'$",
+        ),
+        (
+            "\n  name: inf-dds\n  preset: papers",
+            r"recipe.yaml:11: strategy\.preset: input should be 'paper', .*, found 'papers'$",
+        ),
+        (
+            "\n  name: inf-dds\n  preset: paper\n  update_evry: 3",
+            r"recipe.yaml:9: strategy: unknown key 'update_evry'; did you mean 'update_every'\?$",
+        ),
+        (
+            "\n  name: inf-dds\n  update_every: 0",
+            r"recipe.yaml:11: strategy\.update_every: input should be greater than or equal to 1, found 0$",
+        ),
+        (
+            "\n  name: inf-dds\n  subset: 1",
+            r"recipe.yaml:11: strategy\.subset: input should be greater than or equal to 2, found 1$",
+        ),
+        (
+            "\n  name: inf-dds\n  init: {weights: {rule: much}}",
+            r"recipe.yaml:11: strategy\.init\.weights\.rule: input should be a valid number, found 'much'$",
+        ),
+        ("\n  name: static\n  gate: true", r"recipe.yaml:9: strategy: unknown key 'gate'"),
+        ("inf-dss", r"recipe.yaml:9: strategy\.name: expected one of static, inf-dds, found 'inf-dss'$"),
+    ],
+)
+def test_a_wrong_strategy_names_the_place(tmp_path: Path, strategy: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        read(tmp_path, strategy)
+    assert "\n" not in str(caught.value)
+
+
+def test_influence_needs_a_dev_set(tmp_path: Path) -> None:
+    text = SMALL.replace("dev: [pandas]\n", "") + "strategy: inf-dds\n"
+    with pytest.raises(RecipeError, match=r"recipe.yaml:1: strategy inf-dds needs at least one dev set"):
+        load_recipe(write(tmp_path, text))
+    assert load_recipe(write(tmp_path, text), ["strategy=static"]).strategy.name == "static"
+
+
+def test_a_dev_set_of_a_training_set_must_have_its_prompts(tmp_path: Path) -> None:
+    def recipe(prompt: str) -> Recipe:
+        text = SMALL.replace("[pandas]", f"{{numpy: {{query_prompt: '{prompt}'}}}}")
+        return load_recipe(write(tmp_path, text.replace("[numpy, scipy]", "{numpy: {query_prompt: 'q: '}}")))
+
+    with pytest.raises(RecipeError, match=r"dev\.numpy: its prompts differ from those of train\.numpy"):
+        recipe("Q: ")
+    assert recipe("q: ").dev["numpy"].query_prompt == "q: "
+
+
+# A whole run.
+
+
+@pytest.mark.slow
+def test_a_run_from_a_recipe_adapts_and_says_so(tmp_path: Path, tiny_bert_folder: Path) -> None:
+    for number, (name, queries) in enumerate({"big": 120, "small": 60}.items()):
+        write_domain(tmp_path / "data" / name, queries, number)
+    text = f"""\
+name: guided
+model: {{name: {tiny_bert_folder}, pooling: mean, query_length: 8, passage_length: 16}}
+defaults: {{format: beir, path: '{tmp_path}/data/{{name}}'}}
+train: [big, small]
+dev: [small]
+test: [small]
+strategy: {{name: inf-dds, preset: paper, update_every: 3, warmup_steps: 3, probe: {{batch_size: 8}}, rule: mirror}}
+training: {{steps: 10, batch_size: 8, learning_rate: 1e-3, log_every: 5}}
+output: {tmp_path}/run
+"""
+    recipe = load_recipe(write(tmp_path, text))
+    scores = run(recipe)
+    folder = recipe.output
+    assert load_recipe(folder / "recipe.yaml") == recipe
+    lines = read_trace(folder / "trace.jsonl")
+    rounds = [line for line in lines if "update" in line]
+    assert [line["step"] for line in rounds] == [3, 6, 9]
+    assert sum(len(line.get("trained", [])) for line in lines) == 10
+    for line in rounds:
+        assert line["update"]["influence"].keys() == {"big", "small"}
+        assert line["update"]["memory"] == pytest.approx(4, abs=0.1)
+    assert rounds[0]["weights"]["small"] != pytest.approx(1 / 3, abs=0.01)
+    assert read_weights(folder / "weights.json") == pytest.approx(rounds[-1]["weights"])
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    assert record["steps"] == 10
+    assert sum(record["rows_drawn"].values()) == 10 * 8
+    assert record["scores"]["small"]["ndcg@10"] == pytest.approx(scores["small"].mean("ndcg@10"))
+    assert "`InfDDS`" in (folder / "model" / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,47 @@
+"""A short run guided by influence that `test_inf_dds_processes` starts, on one process or several: MODEL OUTPUT."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from mixfluence.influence import Probe, Reptile
+from mixfluence.policy import UNIFORM, Mirror
+from mixfluence.strategies import InfDDS
+from mixfluence.training.losses import info_nce
+from tests.training.runs import arguments, build, pool
+
+ROWS = 8
+
+
+def main(model_folder: str, output: Path) -> None:
+    """Train with eight rows a step over all processes, and leave weights and logits of each in the folder."""
+    model = SentenceTransformer(model_folder, device="cpu")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    # Without clipping, whose threshold would act on each process's share of the gradient alike.
+    args = arguments(output, learning_rate=1e-3, max_grad_norm=0.0)
+    args.per_device_train_batch_size = ROWS // args.world_size
+    strategy = InfDDS(
+        UNIFORM,
+        update_every=2,
+        warmup_steps=1,
+        freeze_below=0.0,
+        inner_steps=2,
+        probe=Probe(dev_batch_size=16),
+        rule=Mirror(),
+        reptile=Reptile(),
+    )
+    loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
+    build(model, args, loss=loss, strategy=strategy, dev_dataset={"dev": pool()["near"]}).train()
+    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
+    np.savez(output / f"process-{args.process_index}.npz", weights=weights, logits=strategy.logits)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
