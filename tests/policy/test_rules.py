@@ -429,7 +429,7 @@ def test_mirror_adds_standard_deviations_whatever_the_unit(values: Vector, unit:
 def test_a_single_outlier_counts_for_two_standard_deviations_at_most() -> None:
     values = [0.0] * 6 + [1e6]
     assert (follow(Mirror(0.5), [reward(values)]) - START)[6] == pytest.approx(1.0)
-    assert (follow(Anchored(3.0), [reward(values)]) - START)[6] == pytest.approx(6.0 / 1.1)
+    assert (follow(Anchored(3.0), [reward(values)]) - START)[6] == pytest.approx(6.0 / 1.25)
 
 
 @given(values=seven, probed=st.sets(st.integers(0, 6), min_size=2).map(sorted), step=st.floats(0.01, 0.99))
@@ -481,14 +481,14 @@ def test_matching_ends_at_the_shares_of_the_positive_rewards_and_stays(values: V
 @given(
     values=seven, reach=st.floats(0.1, 5), memory=st.floats(0, 0.99), gate=st.floats(0, 1), trust=st.floats(0.01, 1)
 )
-def test_anchored_is_at_what_does_not_change_up_to_a_tenth_of_a_round_for_the_start(
+def test_anchored_is_at_what_does_not_change_up_to_a_quarter_of_a_round_for_the_start(
     values: Vector, reach: float, memory: float, gate: float, trust: float
 ) -> None:
     assume(np.ptp(values) > 0)
     standardised = np.clip((values - values.mean()) / values.std(), -2, 2)
     for rounds in (1, 5):
-        weight = trust * sum(memory**age for age in range(rounds))
-        expected = START + reach * gate * standardised * weight / (0.1 + weight)
+        weight = trust * sum(memory ** (trust * age) for age in range(rounds))
+        expected = START + reach * gate * standardised * weight / (0.25 + weight)
         found = follow(Anchored(reach, memory), [reward(values, gate=gate, trust=trust)] * rounds)
         assert found == pytest.approx(expected, abs=1e-9)
 
@@ -507,9 +507,11 @@ def test_anchored_is_at_the_mean_of_its_rounds_by_trust_and_age(
     *before, (values, trust) = rounds
     rewards = [*(reward(values, trust=trust) for values, trust in before), reward(values, gate=gate, trust=trust)]
     found = follow(Anchored(1.5, memory), rewards)
-    weights = np.array([memory**age * trust for age, (_, trust) in enumerate(reversed(rounds))])[::-1]
+    trusts = np.array([trust for _, trust in rounds])
+    later = trusts[::-1].cumsum(axis=0)[::-1] - trusts
+    weights = memory**later * trusts
     standardised = np.array([np.clip((values - values.mean()) / values.std(), -2, 2) for values, _ in rounds])
-    mean = (weights * standardised).sum(axis=0) / (0.1 + weights.sum(axis=0))
+    mean = (weights * standardised).sum(axis=0) / (0.25 + weights.sum(axis=0))
     assert found == pytest.approx(START + 1.5 * gate * mean, abs=1e-9)
 
 

@@ -20,12 +20,16 @@ class FrozenAdam:
     Args:
         optimizer: The run's, of the Adam family.
 
+    Raises:
+        RecipeError: If it keeps no second moments, or has none yet.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         refuse_without_moments(optimizer)
         known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
+        if not known:
+            raise RecipeError("momentum-free probes need an optimizer that has taken a step")
         # Read once: asking a device for a number makes it wait.
         counts = torch.stack([torch.as_tensor(state["step"]).float() for state in known]).tolist()
         self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
