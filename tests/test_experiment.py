@@ -88,7 +88,7 @@ def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
     record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     assert record["steps"] == 12
     assert record["selected_step"] in {6, 12}
-    assert set(record["seconds"]) == {"data", "tokenise", "train", "evaluate"}
+    assert set(record["seconds"]) == {"data", "tokenise", "train", "probe", "evaluate"}
     assert set(record["versions"]) >= {"mixfluence", "torch", "sentence-transformers"}
     assert sum(record["rows_drawn"].values()) == 12 * 8
 

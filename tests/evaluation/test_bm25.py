@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.evaluation import bm25_run, score_run
 
@@ -38,6 +40,7 @@ def test_keeps_k_hits() -> None:
     assert list(bm25_run(ocean_task(), 1)["q"]) == ["trench"]
 
 
+@pytest.mark.slow
 def test_bm25s_is_not_imported_before_it_is_used() -> None:
     # Where jax is installed, importing bm25s starts it, and jax claims most of the GPU's memory.
     program = "import sys, mixfluence.experiment; print('bm25s' in sys.modules)"

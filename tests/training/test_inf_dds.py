@@ -49,6 +49,7 @@ from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import row_set
 from tests.training.runs import arguments, build, pool
 
+pytestmark = pytest.mark.slow
 MakeModel = Callable[[], SentenceTransformer]
 EVERY_STEP: dict[str, Any] = {"update_every": 1, "warmup_steps": 1, "freeze_below": 0.0}
 RULES: dict[str, Rule] = {

@@ -23,6 +23,7 @@ from tests.training.runs import arguments, build, pool
 from tests.training.test_inf_dds import EVERY_STEP, Breakable, BreakInProbes, influences, small_run, updates
 from tests.training.test_resume import StopAt
 
+pytestmark = pytest.mark.slow
 MakeModel = Callable[[], SentenceTransformer]
 
 

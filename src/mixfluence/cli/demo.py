@@ -38,7 +38,7 @@ class Encoder(StrEnum):
 
 def demo(
     encoder: Annotated[
-        Encoder, typer.Option(help="wordllama takes a minute or two, minilm (a transformer) a quarter of an hour.")
+        Encoder, typer.Option(help="wordllama takes a minute or two, minilm (a transformer) half an hour.")
     ] = Encoder.WORDLLAMA,
     target: Annotated[str, typer.Option(help="The library to adapt to.")] = "scikit-learn",
     to: Annotated[Path, typer.Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
@@ -47,14 +47,12 @@ def demo(
     prepare()
     from mixfluence.assembly import build_model, read_task
     from mixfluence.config.files import find_recipe, load_recipe
-    from mixfluence.data.pydocs import LIBRARIES
     from mixfluence.data.weights import read_weights
     from mixfluence.experiment import evaluate_tasks, run
     from mixfluence.report.tables import score_table
     from mixfluence.training.progress import ProgressDisplay
 
-    splits = {library: {"split": "train" if library == target else "all"} for library in LIBRARIES}
-    changes = [f"model.name={encoder}", f"train={splits}", f"dev=[{target}]", f"test=[{target}]"]
+    changes = [f"model.name={encoder}", *pool_changes(target)]
     changes += MINILM_CHANGES if encoder is Encoder.MINILM else []
     recipe = load_recipe(find_recipe("pydocs"), changes)
     errors.print("reading the docstrings of installed libraries (half a minute the first time)", style="dim")
@@ -72,3 +70,11 @@ def demo(
     learned = sorted(read_weights(to / "inf-dds" / "weights.json").items(), key=lambda item: -item[1])
     print_line("inf-dds ended with " + ", ".join(f"{name} {share:.0%}" for name, share in learned if share >= 0.01))
     print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/inf-dds/model').")
+
+
+def pool_changes(target: str) -> list[str]:
+    """Return what makes a library the target: few rows of its own, all of the other libraries."""
+    from mixfluence.data.pydocs import LIBRARIES
+
+    splits = {library: {"split": "train" if library == target else "all"} for library in LIBRARIES}
+    return [f"train={splits}", f"dev=[{target}]", f"test=[{target}]"]
