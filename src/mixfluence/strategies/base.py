@@ -60,9 +60,10 @@ class Strategy(ABC):
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return, by name, what the trace should say of it beyond the influences.
 
-        A list in it has one value per dataset that was measured.
+        A list in it has one value per dataset that was measured. A strategy that asks for probes only to have them
+        traced need not do anything.
         """
-        raise NotImplementedError(f"{type(self).__name__} asks for probes but does not use them")
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beyond the constructor's arguments, as JSON values."""
