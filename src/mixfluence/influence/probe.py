@@ -88,7 +88,7 @@ class Prober:
         reptile: Follow the probes by a part of the way; None to throw them away.
 
     Attributes:
-        memory: What the last round needed beyond training, in parameter sizes.
+        memory: What the last round needed on the device beyond training, in parameter sizes.
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:

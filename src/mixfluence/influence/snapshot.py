@@ -41,8 +41,8 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Size of the copy."""
-        return sum(tensor.nbytes for tensor in self._kept)
+        """Size of the copy as far as it is on the device of what it is a copy of."""
+        return sum(k.nbytes for k, live in zip(self._kept, self._live, strict=True) if k.device == live.device)
 
     def restore(self) -> None:
         """Write everything back."""
