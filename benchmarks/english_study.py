@@ -4,7 +4,7 @@
 `final` touches the test sets once: all of dev guides, the last step is tested. Cells of the grid run side by side in
 several processes on one device, each cell through `experiment.run`; finished cells are skipped when called again.
 
-    python benchmarks/english_study.py final DATA --model minilm --out results.jsonl --processes 8
+    python benchmarks/english_study.py explore DATA --methods benchmarks/english_settings.txt --processes 8
 """
 
 from __future__ import annotations
