@@ -53,18 +53,10 @@ from mixfluence.policy import (
     softmax,
 )
 from mixfluence.strategies import InfDDS, Static
+from tests.policy.test_initial import BEIR_7 as SIZES
 
 MakeRule = Callable[[], Rule]
 
-SIZES = {
-    "msmarco": 499184,
-    "fever": 109810,
-    "nq": 100231,
-    "hotpotqa": 85000,
-    "fiqa": 5500,
-    "nfc": 2590,
-    "scifact": 809,
-}
 START = Temperature(1.0).logits(SIZES)
 
 every_rule = pytest.mark.parametrize(

@@ -119,17 +119,18 @@ class Prober:
         """
         optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
-        with surroundings(self._learner.modules), way_back(self._snapshot(inherited)) as snapshot:
+        with surroundings(self._learner.modules):
+            snapshot = self._snapshot(inherited)
             follow = self._displacement(snapshot, spread)
             self.memory = (snapshot.bytes + (follow.bytes if follow else 0)) / _bytes(self._parameters)
             before = self._look(dev)
             after = []
             for dataset in datasets:
-                self._train(stepper, batches(dataset), seed)
-                after.append(self._look(dev))
-                if follow:
-                    follow.add(self._parameters, self._gain(dev, before, after[-1]))
-                snapshot.restore()
+                with way_back(snapshot):
+                    self._train(stepper, batches(dataset), seed)
+                    after.append(self._look(dev))
+                    if follow:
+                        follow.add(self._parameters, self._gain(dev, before, after[-1]))
         if follow and self._reptile:
             rate = float(optimizer.param_groups[0]["lr"])
             follow.apply(self._parameters, self._reptile.alpha(rate, relative_rate(optimizer)))

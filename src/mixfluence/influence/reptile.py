@@ -81,8 +81,9 @@ class Displacement:
         if not math.isfinite(influence):
             return
         weight = self._weight(influence)
-        start = [kept.to(live.device, non_blocking=True) for kept, live in zip(self._start, parameters, strict=True)]
-        torch._foreach_sub_(list(parameters), start)
+        for live, kept in zip(parameters, self._start, strict=True):
+            # One at a time: a snapshot on the host must not come back whole.
+            live.sub_(kept.to(live.device, non_blocking=True))
         torch._foreach_add_(self._sum, list(parameters), alpha=weight)
         self._total += weight
 

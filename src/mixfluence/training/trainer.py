@@ -194,6 +194,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "sampler": self.sampler.state_dict(),
             "strategy": self.strategy.state_dict(),
             "fingerprints": self.mixture.fingerprints,
+            "dev_fingerprints": self._guides(),
             "settings": self._settings(),
             "rounds": self._rounds.state_dict() if self._rounds else None,
             "influence": self._influence,
@@ -249,23 +250,32 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def _load_state(self, checkpoint: Path) -> dict[str, Any]:
         state = read_state(checkpoint)
-        before, now = state["fingerprints"], self.mixture.fingerprints
-        if list(before) != list(now):
-            raise DataError(f"{checkpoint}: trained on {', '.join(before)}, the mixture is {', '.join(now)}")
-        for name in now:
-            if before[name] != now[name]:
-                raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
+        _refuse_other_data(
+            checkpoint, "trained on {}, the mixture is {}", state["fingerprints"], self.mixture.fingerprints
+        )
         for setting, value in self._settings().items():
             if (saved := state["settings"][setting]) != value:
                 raise DataError(f"{checkpoint}: written with {setting} {saved}, cannot go on with {value}")
+        _refuse_other_data(checkpoint, "guided by {}, the dev sets are {}", state["dev_fingerprints"], self._guides())
         self.strategy.load_state_dict(state["strategy"])
         self._influence = state["influence"]
         return state
 
     def _settings(self) -> dict[str, Any]:
         """Return what a resumed run must share with its checkpoint."""
-        dev = self.dev.fingerprints if self.dev and self.strategy.probe else {}
-        return {**fixed_settings(self.args), "strategy": type(self.strategy).__name__, "dev sets": dev}
+        return {**fixed_settings(self.args), "strategy": type(self.strategy).__name__}
+
+    def _guides(self) -> dict[str, str]:
+        """Return the fingerprints of the dev sets that guide the strategy."""
+        return self.dev.fingerprints if self.dev and self.strategy.probe else {}
+
+
+def _refuse_other_data(checkpoint: Path, difference: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    if list(before) != list(now):
+        raise DataError(f"{checkpoint}: {difference.format(', '.join(before), ', '.join(now))}")
+    for name in now:
+        if before[name] != now[name]:
+            raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
 
 
 def _host_columns(mixture: Mapping[str, RowSet]) -> DatasetDict:
