@@ -25,7 +25,7 @@ SAMPLERS = {
     "proportional": "strategy.init=proportional",
     "uniform": "strategy.init=uniform",
     "own-rows-only": "train={{{target}: {{split: train}}}}",
-    "inf-dds": "strategy={{name: inf-dds, init: uniform}}",
+    "inf-dds": "strategy={{name: inf-dds, init: uniform, update_every: 25}}",
 }
 
 

@@ -135,7 +135,7 @@ class InfDDSSection(Section):
     name: Literal["inf-dds"]
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr"] | None = None
     init: InitialSection = InitialSection(temperature=1.0)
-    update_every: Count = 25
+    update_every: Count = 50
     warmup_steps: Annotated[int, Field(ge=0)] = 25
     inner_steps: Annotated[int, Field(ge=0)] = 3
     subset: Annotated[int, Field(ge=2)] | None = None

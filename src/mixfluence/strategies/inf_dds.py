@@ -44,7 +44,7 @@ class InfDDS(Strategy):
         self,
         init: Initial | None = None,
         *,
-        update_every: int = 25,
+        update_every: int = 50,
         warmup_steps: int = 25,
         inner_steps: int = 3,
         subset: int | None = None,
