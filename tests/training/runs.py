@@ -56,7 +56,7 @@ class Turning(Strategy):
     def start(self, sizes: Mapping[str, int]) -> None:
         self._weights = softmax(np.linspace(2.0, 0.0, len(sizes)))
 
-    def weights(self) -> Vector:
+    def weights(self, progress: float = 0.0) -> Vector:
         return self._weights[:: -1 if self.turns % 2 else 1]
 
     def state_dict(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Pool:
         self.ends = np.cumsum(sizes)
         self.sampler = MixtureBatchSampler(
             [stream_of(distinct_rows(size), key) for key, size in enumerate(sizes)],
-            lambda: self.weights,
+            lambda progress: self.weights,
             **{"batch_sizes": [min(batch, size) for size in sizes], "draws_per_epoch": 1_000, **options},
         )
 

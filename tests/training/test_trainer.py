@@ -113,7 +113,7 @@ def test_the_data_seed_alone_decides_the_order_of_rows(static: SentenceTransform
 
 def test_new_weights_act_on_the_very_next_step(static: SentenceTransformer, tmp_path: Path) -> None:
     class OneOrOther(Turning):
-        def weights(self) -> Vector:
+        def weights(self, progress: float = 0.0) -> Vector:
             return np.array([0.0, 1.0] if self.turns % 2 else [1.0, 0.0])
 
     strategy = OneOrOther()

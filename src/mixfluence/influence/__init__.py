@@ -1,6 +1,7 @@
 """What is a dataset worth now: probes that train on it, look at the dev sets and go back."""
 
 from mixfluence.influence.influences import Influences
+from mixfluence.influence.learner import Learner, Measurement, Meter
 from mixfluence.influence.metrics import (
     DevBatch,
     Metric,
@@ -10,7 +11,7 @@ from mixfluence.influence.metrics import (
     loss_metric,
     soft_ndcg_metric,
 )
-from mixfluence.influence.probe import Learner, Probe, Prober, relative_rate
+from mixfluence.influence.probe import Probe, Prober, relative_rate
 from mixfluence.influence.reptile import Reptile
 from mixfluence.influence.steps import refuse_without_moments
 
@@ -18,6 +19,8 @@ __all__ = [
     "DevBatch",
     "Influences",
     "Learner",
+    "Measurement",
+    "Meter",
     "Metric",
     "Piece",
     "Probe",

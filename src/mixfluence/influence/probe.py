@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Aggregate, Influences, gather
+from mixfluence.influence.learner import Learner
 from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
 from mixfluence.influence.preserve import learning_rate, surroundings, way_back
 from mixfluence.influence.reptile import Displacement, Reptile
@@ -53,25 +54,14 @@ class Probe:
         if not isinstance(self.learning_rate, str) and not self.learning_rate > 0:
             raise RecipeError(f"learning_rate of probes must be above 0, found {self.learning_rate}")
 
+    @property
+    def needs_moments(self) -> bool:
+        """Whether it only works with an optimizer of the Adam family."""
+        return self.state == "momentum-free"
 
-class Learner(Protocol):
-    """What a probe needs of whatever trains the model.
-
-    Attributes:
-        model: The encoder as the metric calls it.
-        modules: Everything that trains as one: the encoder, and losses with parameters of their own.
-        optimizer: The run's optimizer, between two steps.
-    """
-
-    model: nn.Module
-    modules: nn.Module
-    optimizer: Optimizer
-
-    def backward(self, batch: Any) -> None:
-        """Leave the clipped gradient of a batch's loss in the parameters."""
-
-    def agree(self, values: Tensor) -> Tensor:
-        """Return the values of the first process on every process, so that all decide alike."""
+    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Prober:
+        """Return what measures by it."""
+        return Prober(learner, self, metric, reptile)
 
 
 class Prober:
@@ -111,12 +101,15 @@ class Prober:
         """Probe datasets one after another.
 
         Args:
-            datasets: Which ones.
+            datasets: Which ones. With none, only the dev sets are looked at.
             batches: Returns a dataset's batches, one per step. Without any, its influence is exactly zero.
             dev: The rows of every target, the same before and after every probe.
             seed: Decides dropout, the same at step s of every probe.
             spread: Spread of the influences one round ago, infinite if there was none; see `Displacement`.
         """
+        if not datasets:
+            with surroundings(self._learner.modules):
+                return self._gather(datasets, dev, self._look(dev), [])
         optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with surroundings(self._learner.modules):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence import Influences, Probe, Reptile
+from mixfluence.influence import Influences, Measurement, Reptile
 from mixfluence.policy import Vector
 
 
@@ -24,14 +24,15 @@ class Strategy(ABC):
     Attributes:
         max_epochs: How often a row may be seen at most; None for no limit. The sampler enforces it,
             because only the sampler knows how many rows were drawn.
-        probe: How datasets are to be probed; None for a strategy that needs no measurement.
-        inner_steps: Training steps of a probe.
-        subset: How many datasets, drawn anew, a round probes; None for all.
+        probe: How datasets are to be measured: by a `Probe` that trains on them, or by the `Alignment` of
+            their gradients with those of the dev sets; None for a strategy that needs no measurement.
+        inner_steps: Batches of a dataset that a measurement takes: training steps of a probe.
+        subset: How many datasets, drawn anew, a round measures; None for all.
         reptile: How the model follows its probes; None if it does not.
     """
 
     max_epochs: float | None = None
-    probe: Probe | None = None
+    probe: Measurement | None = None
     inner_steps: int = 0
     subset: int | None = None
     reptile: Reptile | None = None
@@ -41,8 +42,16 @@ class Strategy(ABC):
         """Take the datasets' names and sizes, in the order of every later vector."""
 
     @abstractmethod
-    def weights(self) -> Vector:
-        """Return the current probability of each dataset."""
+    def weights(self, progress: float = 0.0) -> Vector:
+        """Return the current probability of each dataset.
+
+        Args:
+            progress: The part of the run's batches that have been drawn, for a strategy that keeps a schedule.
+        """
+
+    def outcome(self) -> Vector | None:
+        """Return the mixture that a later run should train on, for a strategy that looks for one; None for others."""
+        return None
 
     def due(self, step: int, relative_rate: float) -> bool:
         """Return whether datasets are to be probed after a step.
@@ -54,7 +63,7 @@ class Strategy(ABC):
         return False
 
     def candidates(self) -> NDArray[np.int64]:
-        """Return the datasets worth probing: those that may be drawn."""
+        """Return the datasets worth measuring: those that may be drawn. With none, only the dev sets are looked at."""
         return np.flatnonzero(self.weights() > 0)
 
     def update(self, influences: Influences) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class InfDDS(Strategy):
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
         self.weights()  # a floor that does not fit is refused before anything is trained
 
-    def weights(self) -> Vector:
+    def weights(self, progress: float = 0.0) -> Vector:
         """Return the softmax of the logits, with the floor."""
         return lift(softmax(self.logits), self.floor)
 

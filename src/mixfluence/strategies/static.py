@@ -30,6 +30,6 @@ class Static(Strategy):
         """Fix the distribution from the datasets' sizes."""
         self._weights = lift(softmax(self.init.logits(sizes)), self.floor)
 
-    def weights(self) -> Vector:
+    def weights(self, progress: float = 0.0) -> Vector:
         """Return the distribution fixed by `start`."""
         return self._weights

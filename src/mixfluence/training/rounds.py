@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import DevBatch, Influences, Metric, Piece, Prober, loss_metric, refuse_without_moments
+from mixfluence.influence import DevBatch, Influences, Metric, Piece, loss_metric, refuse_without_moments
 from mixfluence.strategies import Strategy
 from mixfluence.training.batches import MixtureRows, PadCollator
 from mixfluence.training.draws import batch_sizes, data_seed
@@ -100,8 +100,10 @@ class ProbeRounds:
         self._dev_names = list(dev)
         self._dev_rows = MixtureRows(dev, dev_negatives)
         self._dev_sizes = [min(self._probe.dev_batch_size, rows.distinct_positives) for rows in dev.values()]
-        self._dev_streams = self._open(dev, dev_negatives, DEV_ROWS)
-        for name, stream in zip(dev, self._open(dev, dev_negatives, DEV_ROWS), strict=True):
+        # Anew for looks without probes, which are compared with each other and so need the same rows.
+        self._open_dev = partial(self._open, dev, dev_negatives, DEV_ROWS)
+        self._dev_streams = self._open_dev()
+        for name, stream in zip(dev, self._open_dev(), strict=True):
             if len(stream.take(2)) < 2:
                 raise DataError(f"{name}: a dev set needs at least two rows that do not share a query or a positive")
         self._spread = math.inf
@@ -109,27 +111,28 @@ class ProbeRounds:
 
     def check_optimizer(self) -> None:
         """Refuse at the start an optimizer with which the first round would fail."""
-        if self._probe.state == "momentum-free":
+        if self._probe.needs_moments:
             refuse_without_moments(self._trainer.optimizer.optimizer)
 
     def run(self) -> tuple[Influences, dict[str, float]]:
         """Probe, and return what was measured and what it cost."""
         started = self._now()
         learner = TrainerLearner(self._trainer)
-        prober = Prober(learner, self._probe, self._metric, self._strategy.reptile)
+        meter = self._probe.meter(learner, self._metric, self._strategy.reptile)
+        chosen = self._choose()
         # A loss of several parts is counted by the host whenever it is computed.
         components = copy.deepcopy(self._trainer.accum_loss_components)
-        influences = prober.measure(
-            self._choose(),
+        influences = meter.measure(
+            chosen,
             self._batches,
-            self._dev_batches(learner),
+            self._dev_batches(learner, self._dev_streams if chosen else self._open_dev()),
             seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
             spread=self._spread,
         )
         self._trainer.accum_loss_components = components
         self._spread = influences.spread(self._probe.aggregate) or self._spread
         self._rounds += 1
-        return influences, {"seconds": round(self._now() - started, 4), "memory": round(prober.memory, 3)}
+        return influences, {"seconds": round(self._now() - started, 4), "memory": round(meter.memory, 3)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far each stream has been read, as JSON values."""
@@ -169,10 +172,10 @@ class ProbeRounds:
             rows = self._streams[dataset].take(self._batch_sizes[dataset], args.world_size)
             yield self._collate(self._rows.batch(dataset, share(rows, args.process_index, args.world_size)))
 
-    def _dev_batches(self, learner: TrainerLearner) -> list[DevBatch]:
+    def _dev_batches(self, learner: TrainerLearner, streams: Sequence[RowStream]) -> list[DevBatch]:
         """Draw the rows of every target, in pieces that are known to fit: those of a training batch."""
         batches = []
-        for number, (name, stream) in enumerate(zip(self._dev_names, self._dev_streams, strict=True)):
+        for number, (name, stream) in enumerate(zip(self._dev_names, streams, strict=True)):
             rows = stream.take(self._dev_sizes[number])
             pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
             batches.append(DevBatch(name, [self._piece(learner, number, piece) for piece in pieces]))

@@ -34,7 +34,8 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     Args:
         streams: One per dataset.
-        weights: Returns the probability of each dataset; asked before every draw.
+        weights: Returns the probability of each dataset, given the part of the run's batches that have been drawn;
+            asked before every draw.
         batch_sizes: Rows per draw of each dataset, over all processes.
         draws_per_epoch: Batches in one pass of the loader.
         epochs: Passes the run will make.
@@ -47,7 +48,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
     def __init__(
         self,
         streams: Sequence[RowStream],
-        weights: Callable[[], Vector],
+        weights: Callable[[float], Vector],
         *,
         batch_sizes: Sequence[int],
         draws_per_epoch: int,
@@ -96,11 +97,12 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     def probabilities(self) -> Vector:
         """Return the probability of each dataset for the next draw, with the epoch cap applied."""
-        weights = self._weights()
+        drawn = self._trained + len(self._pending)
+        weights = self._weights(drawn / self._total_draws)
         if self._row_limits is None:
             return weights
         left = (self._row_limits - self.rows_drawn) // self._batch_sizes
-        return cap(weights, left / max(1, self._total_draws - self._trained - len(self._pending)))
+        return cap(weights, left / max(1, self._total_draws - drawn))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as of the last batch trained on, as JSON values."""
@@ -149,7 +151,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
     def _check_limits(self) -> None:
         if self._row_limits is None:
             return
-        possible = self._row_limits // self._batch_sizes * (self._weights() > 0)
+        possible = self._row_limits // self._batch_sizes * (self._weights(0.0) > 0)
         if possible.sum() < self._total_draws:
             raise RecipeError(
                 f"max_epochs allows {int(possible.sum())} batches but the run needs {self._total_draws}: "
