@@ -18,7 +18,7 @@ from typing import Any
 
 from mixfluence.config.files import load_recipe
 from mixfluence.config.strategy import InfDDSSection
-from mixfluence.training.trace import read_trace
+from mixfluence.run_folder import read_trace
 
 
 def step_seconds(trace: list[dict[str, Any]]) -> float:

@@ -24,7 +24,7 @@ from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import evaluate, read_evaluation
 from mixfluence.experiment import run
-from mixfluence.training.trace import read_trace
+from mixfluence.run_folder import read_trace
 from tests.conftest import WORDS
 
 pytestmark = pytest.mark.slow

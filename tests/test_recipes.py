@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixfluence.config.files import RECIPES, dump_recipe, find_recipe, load_recipe
+from mixfluence.config.samplers import StaticSection
 from mixfluence.config.sources import BeirSource, PydocsSource
 from mixfluence.errors import RecipeError
 
@@ -91,11 +92,13 @@ def test_a_dataset_may_be_called_no(tmp_path: Path) -> None:
 )
 def test_initial_distributions(tmp_path: Path, init: str, temperature: float) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), [f"strategy.init={init}"])
+    assert isinstance(recipe.strategy, StaticSection)
     assert recipe.strategy.init.temperature == temperature
 
 
 def test_an_override_may_spell_out_what_a_word_stood_for(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), ["strategy.init=uniform", "strategy.init.temperature=5"])
+    assert isinstance(recipe.strategy, StaticSection)
     assert recipe.strategy.init.temperature == 5
 
 

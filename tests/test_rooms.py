@@ -17,12 +17,14 @@ import mixfluence
 SOURCE = Path(mixfluence.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-TOOLS = {"errors", "atomic"}
-PARTS = {*TOOLS, "attention", "encoders", "influence", "policy", "strategies", "data", "evaluation", "training"}
+TOOLS = {"errors", "atomic", "run_folder"}
+PARTS = {*TOOLS, "attention", "encoders", "influence", "policy", "strategies", "data", "clustering", "evaluation"}
+PARTS |= {"training"}
 # Room -> the other rooms it may import. Only what puts a run together knows recipes, and only `cli` the user.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
+    "run_folder": {"errors"},
     "attention": set(),
     "record": TOOLS,
     "encoders": TOOLS,
@@ -30,21 +32,30 @@ DOORS: dict[str, set[str]] = {
     "influence": TOOLS,
     "strategies": {*TOOLS, "influence", "policy"},
     "data": TOOLS,
+    "clustering": {*TOOLS, "data"},
     "evaluation": {*TOOLS, "attention", "data"},
     "training": {*TOOLS, "attention", "influence", "policy", "strategies", "data"},
     "report": {*TOOLS, "data", "evaluation"},
     "config": TOOLS,
     "assembly": {*PARTS, "config"},
-    "experiment": {*PARTS, "config", "assembly", "record"},
+    "stages": {*PARTS, "config"},
+    "stage_run": {*PARTS, "config", "assembly", "record", "stages"},
+    "experiment": {*PARTS, "config", "assembly", "record", "stages", "stage_run"},
     "cli": {*PARTS, "config", "assembly", "experiment", "report"},
 }
 # Package -> the rooms that may know it.
 GUESTS: dict[str, set[str]] = {
-    "transformers": {"training", "experiment", "cli"},
-    "accelerate": {"training", "experiment", "cli"},
-    "sentence_transformers": {"training", "encoders", "data", "evaluation", "assembly", "experiment"},
-    "torch": {"influence", "training", "encoders", "data", "evaluation", "attention", "assembly", "experiment"},
-    "datasets": {"training", "data", "cli"},
+    "transformers": {"training", "stage_run", "experiment", "cli"},
+    "accelerate": {"training", "stage_run", "experiment", "cli"},
+    "sentence_transformers": {
+        *{"training", "encoders", "data", "clustering", "evaluation"},
+        *{"assembly", "stage_run", "experiment"},
+    },
+    "torch": {
+        *{"influence", "training", "encoders", "data", "clustering", "evaluation", "attention"},
+        *{"assembly", "stage_run", "experiment"},
+    },
+    "datasets": {"training", "data", "clustering", "cli"},
     "pydantic": {"config"},
     "typer": {"cli"},
 }

@@ -6,19 +6,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mixfluence.clustering import partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.encoders import load_encoder
     from mixfluence.errors import MixfluenceError
     from mixfluence.evaluation import evaluate
-    from mixfluence.influence import Metric, Probe, Reptile, distillation_metric, info_nce_metric, soft_ndcg_metric
+    from mixfluence.influence import (
+        Alignment,
+        Metric,
+        Probe,
+        Reptile,
+        distillation_metric,
+        info_nce_metric,
+        soft_ndcg_metric,
+    )
     from mixfluence.policy import UNIFORM, Anchored, Matching, Mirror, PolicyGradient, Temperature, Weights
-    from mixfluence.strategies import InfDDS, Static, Strategy
+    from mixfluence.strategies import (
+        CRISP,
+        TDRO,
+        Aioli,
+        Cooldown,
+        DoGE,
+        DoReMi,
+        InfDDS,
+        MultiDDS,
+        Replay,
+        Static,
+        Strategy,
+        TargetOnly,
+    )
+    from mixfluence.training.group_losses import group_losses
     from mixfluence.training.losses import info_nce
     from mixfluence.training.trainer import MixtureTrainer
 
 __all__ = [
+    "CRISP",
+    "TDRO",
     "UNIFORM",
+    "Aioli",
+    "Alignment",
     "Anchored",
+    "Cooldown",
+    "DoGE",
+    "DoReMi",
     "InfDDS",
     "Matching",
     "Metric",
@@ -26,22 +56,39 @@ __all__ = [
     "MixfluenceError",
     "Mixture",
     "MixtureTrainer",
+    "MultiDDS",
     "PolicyGradient",
     "Probe",
+    "Replay",
     "Reptile",
     "Static",
     "Strategy",
+    "TargetOnly",
     "Temperature",
     "Weights",
     "distillation_metric",
     "evaluate",
+    "group_losses",
     "info_nce",
     "info_nce_metric",
     "load_encoder",
+    "partition",
     "soft_ndcg_metric",
 ]
 
 _HOMES = {
+    "CRISP": "strategies",
+    "TDRO": "strategies",
+    "Aioli": "strategies",
+    "Alignment": "influence",
+    "Cooldown": "strategies",
+    "DoGE": "strategies",
+    "DoReMi": "strategies",
+    "MultiDDS": "strategies",
+    "Replay": "strategies",
+    "TargetOnly": "strategies",
+    "group_losses": "training.group_losses",
+    "partition": "clustering",
     "UNIFORM": "policy",
     "Anchored": "policy",
     "InfDDS": "strategies",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.config.sources import BeirSource, HubSource, PairsSource, PydocsSource, Source
-from mixfluence.config.strategy import InfDDSSection, InitialSection, ProbeSection
 from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
 from mixfluence.data.halves import guiding_half, selecting_half
 from mixfluence.data.hub import read_hub
@@ -20,19 +20,8 @@ from mixfluence.data.pairs import read_pairs
 from mixfluence.data.pydocs import read_pydocs_retrieval, read_pydocs_rows
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
-from mixfluence.data.weights import read_weights
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
-from mixfluence.influence import (
-    Metric,
-    Probe,
-    Reptile,
-    distillation_metric,
-    info_nce_metric,
-    soft_ndcg_metric,
-)
-from mixfluence.policy import RULES, Initial, Temperature, Weights
-from mixfluence.strategies import STRATEGIES, Strategy
 
 
 def read_rows(source: Source) -> RowSet:
@@ -83,20 +72,16 @@ def build_model(section: ModelSection) -> SentenceTransformer:
     return load_encoder(**section.model_dump())
 
 
-def build_strategy(recipe: Recipe) -> Strategy:
-    """Set up the sampler."""
-    section = recipe.strategy
-    options: dict[str, Any] = section.model_dump(exclude={"name", "preset", "init", "probe", "rule", "reptile"})
-    if isinstance(section, InfDDSSection):
-        options["probe"] = _probe(section.probe, recipe.training.temperature)
-        options["rule"] = RULES[section.rule.name](**section.rule.model_dump(exclude={"name"}))
-        options["reptile"] = None if section.reptile.rate == "off" else Reptile(**section.reptile.model_dump())
-    options["init"] = _initial(section.init)
-    return STRATEGIES[section.name](**options)
+def training_arguments(
+    recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
+) -> SentenceTransformerTrainingArguments:
+    """Translate a recipe into the host's arguments.
 
-
-def training_arguments(recipe: Recipe, model: SentenceTransformer) -> SentenceTransformerTrainingArguments:
-    """Translate a recipe into the host's arguments."""
+    Args:
+        recipe: What to do.
+        model: Says where it is and which prompts it has.
+        sources: For each dataset of the mixture, the training set of the recipe that its prompts are those of.
+    """
     training, selection, device = recipe.training, recipe.selection, model.device
     save_every = selection.every if selection else training.save_every
     own: dict[str, Any] = {
@@ -121,7 +106,7 @@ def training_arguments(recipe: Recipe, model: SentenceTransformer) -> SentenceTr
         "load_best_model_at_end": selection is not None,
         "metric_for_best_model": "eval_ndcg@10" if selection else None,
         "greater_is_better": True if selection else None,
-        "prompts": _prompts(recipe, model),
+        "prompts": _prompts(recipe, model, sources),
         "disable_tqdm": False,
         "report_to": [],
     }
@@ -134,7 +119,7 @@ def training_arguments(recipe: Recipe, model: SentenceTransformer) -> SentenceTr
     return SentenceTransformerTrainingArguments(**own | training.host)
 
 
-def _prompts(recipe: Recipe, model: SentenceTransformer) -> dict[str, dict[str, str]]:
+def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return each dataset's prompts, the model's own where the source says none, as when testing."""
 
     def either(given: str | None, side: str) -> str:
@@ -142,7 +127,7 @@ def _prompts(recipe: Recipe, model: SentenceTransformer) -> dict[str, dict[str, 
 
     return {
         name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
-        for name, source in {**recipe.dev, **recipe.train}.items()
+        for name, source in {**recipe.dev, **{name: recipe.train[own] for name, own in sources.items()}}.items()
     }
 
 
@@ -150,21 +135,3 @@ def _bf16(precision: str, device: torch.device) -> bool:
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     return precision == "bf16"
-
-
-def _probe(section: ProbeSection, temperature: float) -> Probe:
-    metrics: dict[str, Metric | Literal["training-loss"]] = {
-        "info-nce": info_nce_metric(temperature),
-        "info-nce-hard": info_nce_metric(temperature, hard_negatives=True),
-        "soft-ndcg": soft_ndcg_metric(temperature),
-        "distillation": distillation_metric(temperature),
-        "training-loss": "training-loss",
-    }
-    options: dict[str, Any] = section.model_dump(exclude={"metric"})
-    return Probe(metric=metrics[section.metric], **options)
-
-
-def _initial(section: InitialSection) -> Initial:
-    if section.temperature is not None:
-        return Temperature(section.temperature)
-    return Weights(read_weights(section.file) if section.file else section.weights or {})

@@ -2,47 +2,45 @@
 
 A run folder holds `recipe.yaml` (resolved), `trace.jsonl`, `checkpoints/`, `model/` (loadable by plain
 sentence-transformers), `eval/<dataset>.jsonl` per query, `weights.json` and `record.json`, which comes last. Training
-rows that were dropped for asking a test query are listed in `overlap.jsonl`.
+rows that were dropped for asking a test query are listed in `overlap.jsonl`. A method of several runs keeps the
+earlier ones in `stages/`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
-from transformers import ProgressCallback, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import TrainerCallback
 
-from mixfluence.assembly import (
-    build_model,
-    build_strategy,
-    read_guides,
-    read_rows,
-    read_selection_tasks,
-    read_task,
-    training_arguments,
-)
+from mixfluence.assembly import read_guides, read_rows, read_task
 from mixfluence.atomic import write_text
+from mixfluence.attention import shape_free_attention
+from mixfluence.clustering import partition
 from mixfluence.config.files import dump_recipe, load_recipe
 from mixfluence.config.recipe import Recipe
+from mixfluence.config.samplers import CrispSection
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.overlap import Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import write_weights
+from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
-from mixfluence.evaluation import DevEvaluator, Evaluation, bm25_run, evaluate, score_run, write_evaluation
+from mixfluence.evaluation import Evaluation, bm25_run, evaluate, score_run, write_evaluation
 from mixfluence.record import Stopwatch, versions
-from mixfluence.training.losses import info_nce
-from mixfluence.training.trace import probing_cost, seconds_until
+from mixfluence.run_folder import EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
+from mixfluence.stage_run import Pool, StageRun, step_of
+from mixfluence.stages import build_stages
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
-RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
-TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 
 
 def run(
@@ -74,32 +72,29 @@ def run(
     with watch("data"):
         tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
         mixture, overlaps = _read_mixture(recipe, tasks)
-    model = build_model(recipe.model)
-    trainer = _build_trainer(recipe, mixture, model, callbacks or [])
-    with watch("tokenise"):
-        _ = trainer.tokenised
-    # Only now: a run that could not start must not stand in the way of its second try.
-    write_text(folder / RECIPE_FILE, dump_recipe(recipe))
-    _list_dropped_rows(folder, overlaps)
-    checkpoint = get_last_checkpoint(trainer.args.output_dir) if resume else None
-    if checkpoint:
-        watch.seconds["train"] = seconds_until(folder / TRACE_FILE, _step_of(checkpoint))
-    with watch("train"):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    probing = probing_cost(folder / TRACE_FILE)
-    watch.seconds["probe"] = probing["seconds"]
-    watch.seconds["train"] -= probing["seconds"]
-    if probing["rounds"]:
-        logger.info(
-            "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
-            *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
-        )
-    _save_model(trainer, folder)
+        guides = read_guides(recipe)
+    pool, shares = _divide(recipe, mixture, guides, watch)
+
+    def ready() -> None:
+        # Only now: a run that could not start must not stand in the way of its second try.
+        write_text(folder / RECIPE_FILE, dump_recipe(recipe))
+        _list_dropped_rows(folder, overlaps)
+
+    *before, last = build_stages(recipe)
+    stages = {}
+    for stage in before:
+        stages[stage.name] = StageRun(recipe, stage, pool, callbacks or []).find_mixture(ready, resume=resume)
+        pool = replace(pool, found=stages[stage.name]["found"])
+    final = StageRun(recipe, last, pool, callbacks or [])
+    trainer = final.train(ready, resume=resume)
+    write_weights(folder / WEIGHTS_FILE, shares(trainer.outcome() or trainer.probabilities()))
     with watch("evaluate"):
-        scores = evaluate_tasks(model, tasks, recipe, folder / "eval", show_progress=show_progress)
+        scores = evaluate_tasks(trainer.model, tasks, recipe, folder / EVAL_FOLDER, show_progress=show_progress)
         if recipe.evaluation.bm25:
             evaluate_bm25(tasks, folder / "eval-bm25")
-    _write_record(folder, recipe, trainer, watch, overlaps, scores, probing)
+    seconds = watch.seconds | final.watch.seconds
+    seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in stages.items()}
+    _write_record(folder, recipe, trainer, overlaps, scores, seconds, final.probing, stages)
     return scores
 
 
@@ -169,53 +164,38 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
         write_text(folder / OVERLAP_FILE, "".join(lines))
 
 
-def _step_of(checkpoint: str) -> int:
-    return int(checkpoint.rsplit("-", 1)[1])
-
-
-def _build_trainer(
-    recipe: Recipe, mixture: Mixture, model: SentenceTransformer, callbacks: list[TrainerCallback]
-) -> MixtureTrainer:
-    training = recipe.training
-    tasks = read_selection_tasks(recipe)
-    args = training_arguments(recipe, model)
-    trainer = MixtureTrainer(
-        model=model,
-        args=args,
-        train_dataset=mixture,
-        dev_dataset=read_guides(recipe),
-        strategy=build_strategy(recipe),
-        loss=info_nce(
-            model,
-            training.temperature,
-            mini_batch_size=training.mini_batch_size,
-            gather_across_devices=training.cross_device_negatives and args.world_size > 1,
-        ),
-        num_negatives=training.hard_negatives,
-        evaluator=DevEvaluator(tasks, batch_size=recipe.evaluation.batch_size) if tasks else None,
-        trace_path=recipe.output / TRACE_FILE,
-        callbacks=callbacks,
-    )
-    # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
-    trainer.remove_callback(ProgressCallback)
-    return trainer
-
-
-def _save_model(trainer: MixtureTrainer, folder: Path) -> None:
-    trainer.save_model(str(folder / "model"))
-    # A pickle of the host's arguments, which nobody should have to unpickle: recipe.yaml says the same.
-    (folder / "model" / "training_args.bin").unlink(missing_ok=True)
-    write_weights(folder / WEIGHTS_FILE, trainer.probabilities())
+def _divide(
+    recipe: Recipe, mixture: Mixture, guides: Mapping[str, RowSet], watch: Stopwatch
+) -> tuple[Pool, Callable[[Mapping[str, float]], dict[str, float]]]:
+    """Return what to draw from, and how probabilities of it become shares of the datasets."""
+    section = recipe.strategy
+    if not isinstance(section, CrispSection):
+        return Pool(mixture, {name: name for name in mixture}, guides), dict
+    logger.info("%s: clustering %d rows", recipe.name, sum(mixture.sizes.values()))
+    processes = PartialState()
+    with watch("cluster"), shape_free_attention(), processes.main_process_first():
+        found = partition(
+            mixture,
+            guides,
+            load_encoder(section.encoder),
+            **section.model_dump(exclude={"name", "encoder", "max_epochs"}),
+            least_rows=recipe.training.batch_size * processes.num_processes,
+            seed=recipe.seed,
+        )
+    # Clusters of several datasets are of datasets with the same prompts; a recipe that has others was refused.
+    sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
+    return Pool(found.mixture, sources, guides, found.weights), found.shares
 
 
 def _write_record(
     folder: Path,
     recipe: Recipe,
     trainer: MixtureTrainer,
-    watch: Stopwatch,
     overlaps: list[Overlap],
     scores: Mapping[str, Evaluation],
+    seconds: Mapping[str, float],
     probing: Mapping[str, float],
+    stages: Mapping[str, Any],
 ) -> None:
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
@@ -231,10 +211,11 @@ def _write_record(
         "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
         "steps": trainer.state.global_step,
-        "selected_step": _step_of(best) if best else trainer.state.global_step,
+        "selected_step": step_of(best) if best else trainer.state.global_step,
         "probing": {name: probing[name] for name in ("rounds", "parameter_sizes")},
-        "seconds": watch.seconds,
-        "gpu_hours": {part: seconds * gpus / 3600 for part, seconds in watch.seconds.items()},
+        "stages": stages,
+        "seconds": seconds,
+        "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
     }
     write_text(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")

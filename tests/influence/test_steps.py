@@ -167,7 +167,7 @@ def test_an_optimizer_without_second_moments_is_refused(momentum: float) -> None
     optimizer = torch.optim.SGD(live, lr=0.1, momentum=momentum)
     set_gradients(live, 0)
     optimizer.step()
-    with pytest.raises(RecipeError, match=r"such as AdamW, found SGD; let probes inherit"):
+    with pytest.raises(RecipeError, match=r"such as AdamW, found SGD$"):
         FrozenAdam(optimizer)
 
 
@@ -177,7 +177,7 @@ def test_second_moments_that_are_not_adams_are_refused() -> None:
     set_gradients(live, 0)
     optimizer.step()
     assert "exp_avg_sq" in optimizer.state[live[0]]
-    with pytest.raises(RecipeError, match=r"such as AdamW, found Adafactor; let probes inherit"):
+    with pytest.raises(RecipeError, match=r"such as AdamW, found Adafactor$"):
         FrozenAdam(optimizer)
 
 

@@ -42,9 +42,9 @@ from mixfluence.influence import (
     soft_ndcg_metric,
 )
 from mixfluence.policy import UNIFORM, Anchored, Matching, Mirror, PolicyGradient, Rule, Weights
+from mixfluence.run_folder import read_trace
 from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.losses import info_nce
-from mixfluence.training.trace import read_trace
 from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import row_set
 from tests.training.runs import arguments, build, pool

@@ -11,11 +11,11 @@ import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.assembly import build_strategy
 from mixfluence.config.files import load_recipe
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.influence import Reptile
 from mixfluence.policy import UNIFORM, Matching
+from mixfluence.stages import build_strategy
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
 from tests.test_recipes import SMALL, write

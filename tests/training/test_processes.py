@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfluence.training.trace import read_trace
+from mixfluence.run_folder import read_trace
 
 ROOT = Path(__file__).parents[2]
 

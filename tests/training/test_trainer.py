@@ -30,10 +30,10 @@ from torch import Tensor
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy import Vector, Weights
+from mixfluence.run_folder import read_trace
 from mixfluence.strategies import Static
 from mixfluence.training.card import add_mixture_section
 from mixfluence.training.losses import info_nce
-from mixfluence.training.trace import read_trace
 from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import WORDS, row_set
 from tests.training.runs import TurnAt, Turning, arguments, build, pool

@@ -23,7 +23,7 @@ def list_recipes(context: typer.Context) -> None:
 
     for path in sorted(RECIPES.glob("*.yaml")):
         purpose = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        print_line(f"{path.stem:<12} {purpose}")
+        print_line(f"{path.stem:<22} {purpose}")
 
 
 @app.command()

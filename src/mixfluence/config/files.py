@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from mixfluence.config.parts import BARE_VALUES
 from mixfluence.config.recipe import Recipe
 from mixfluence.config.sources import FORMATS
-from mixfluence.config.strategy import BARE_VALUES, RULES
+from mixfluence.config.strategy import RULES
 from mixfluence.errors import RecipeError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -59,6 +60,8 @@ def find_recipe(name: str) -> Path:
 def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missing: bool = False) -> Recipe:
     """Read and check a recipe.
 
+    A recipe that says `extends: NAME` has all keys of that recipe which it does not set itself.
+
     Args:
         path: The YAML file.
         overrides: Texts such as `training.steps=100`; the value is read as YAML.
@@ -67,6 +70,17 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
     Raises:
         RecipeError: Naming file, line and key of the first thing that is wrong.
     """
+    data, tree = _read(path)
+    for override in overrides:
+        data = _override(data, override)
+    try:
+        return Recipe.model_validate(data, context={"files_may_be_missing": files_may_be_missing})
+    except ValidationError as error:
+        raise RecipeError(_validation_message(path, tree, error)) from error
+
+
+def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any], yaml.Node]:
+    """Return a recipe with the keys of those it extends, and its own text as YAML has it."""
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.compose(text, Loader=_Loader)
@@ -77,12 +91,12 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
         raise RecipeError(_yaml_message(path, error)) from error
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping with keys such as name, model, train and training")
-    for override in overrides:
-        data = _override(data, override)
-    try:
-        return Recipe.model_validate(data, context={"files_may_be_missing": files_may_be_missing})
-    except ValidationError as error:
-        raise RecipeError(_validation_message(path, tree, error)) from error
+    if "extends" in data:
+        parent = find_recipe(str(data.pop("extends")))
+        if parent in (path, *extending):
+            raise RecipeError(f"{path}: extends itself")
+        data = _read(parent, (path, *extending))[0] | data
+    return data, tree
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -6,8 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mixfluence.config.parts import Count, Positive
+from mixfluence.config.samplers import CrispSection, StaticSection
 from mixfluence.config.sources import PathLike, Section, Source, check_defaults, fill_sources
-from mixfluence.config.strategy import Count, Positive, StaticSection, Strategy
+from mixfluence.config.strategy import Strategy
+
+# Samplers that cannot work without a dev set.
+GUIDED = {"inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"}
 
 
 class ModelSection(Section):
@@ -95,12 +100,25 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _guided_by_dev(self) -> Self:
-        if self.strategy.name == "inf-dds" and not self.dev:
-            raise ValueError("strategy inf-dds needs at least one dev set to be guided by")
+        if self.strategy.name in GUIDED and not self.dev:
+            raise ValueError(f"strategy {self.strategy.name} needs at least one dev set to be guided by")
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
                 raise ValueError(f"dev.{name}: its prompts differ from those of train.{name}")
+        return self
+
+    @model_validator(mode="after")
+    def _proxies_see_every_query(self) -> Self:
+        if self.strategy.name in {"doremi", "tdro"} and self.training.mini_batch_size is not None:
+            raise ValueError(f"training.mini_batch_size: the proxy of {self.strategy.name} needs every query's loss")
+        return self
+
+    @model_validator(mode="after")
+    def _clusters_have_one_prompt(self) -> Self:
+        prompts = {(source.query_prompt, source.passage_prompt) for source in self.train.values()}
+        if isinstance(self.strategy, CrispSection) and self.strategy.per == "pool" and len(prompts) > 1:
+            raise ValueError("strategy.per: a cluster of the whole pool needs one prompt; use per: dataset")
         return self
 
     @model_validator(mode="after")

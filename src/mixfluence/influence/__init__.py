@@ -1,5 +1,6 @@
 """What is a dataset worth now: probes that train on it, look at the dev sets and go back."""
 
+from mixfluence.influence.alignment import Alignment
 from mixfluence.influence.influences import Influences
 from mixfluence.influence.learner import Learner, Measurement, Meter
 from mixfluence.influence.metrics import (
@@ -16,6 +17,7 @@ from mixfluence.influence.reptile import Reptile
 from mixfluence.influence.steps import refuse_without_moments
 
 __all__ = [
+    "Alignment",
     "DevBatch",
     "Influences",
     "Learner",

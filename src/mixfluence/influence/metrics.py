@@ -44,7 +44,8 @@ class Metric:
     """A function of (model, dev batch) that returns one value per query, and which way is better.
 
     Attributes:
-        values: The function. It runs in eval mode without gradients, before and after every probe.
+        values: The function. It runs in eval mode, before and after every probe without gradients; an `Alignment`
+            takes its gradient.
         higher_is_better: Whether a larger value is a better model.
         hard_negatives: Whether the dev batch should hold the rows' hard negatives.
     """

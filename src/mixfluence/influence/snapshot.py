@@ -46,6 +46,8 @@ class Snapshot:
 
     def restore(self) -> None:
         """Write everything back."""
+        if not self._live:
+            return
         with torch.no_grad():
             torch._foreach_copy_(self._live, self._kept, non_blocking=self._on_host)
         if self._optimizer is None:

@@ -74,6 +74,6 @@ def refuse_without_moments(optimizer: Optimizer) -> None:
     adam = all("betas" in group and "eps" in group for group in optimizer.param_groups)
     if not adam or (optimizer.state and not any("exp_avg_sq" in state for state in optimizer.state.values())):
         raise RecipeError(
-            f"momentum-free probes need an optimizer with second moments such as AdamW, found "
-            f"{type(optimizer).__name__}; let probes inherit its state instead"
+            f"momentum-free probes and preconditioned gradients need an optimizer with second moments such as AdamW, "
+            f"found {type(optimizer).__name__}"
         )

@@ -4,7 +4,8 @@ Everything works on arrays in the order of the mixture's datasets. Logits, not p
 kept and moved: a temperature of 0.3 gives some datasets 1e-10, which a probability would round away.
 """
 
-from mixfluence.policy.bounds import Vector, cap, lift, softmax
+from mixfluence.policy.adam import Adam
+from mixfluence.policy.bounds import Vector, cap, lift, logits_from_json, logits_to_json, softmax
 from mixfluence.policy.evidence import Evidence, Reward
 from mixfluence.policy.initial import UNIFORM, Initial, Temperature, Weights
 from mixfluence.policy.rules import RULES, Anchored, Matching, Mirror, PolicyGradient, Rule
@@ -12,6 +13,7 @@ from mixfluence.policy.rules import RULES, Anchored, Matching, Mirror, PolicyGra
 __all__ = [
     "RULES",
     "UNIFORM",
+    "Adam",
     "Anchored",
     "Evidence",
     "Initial",
@@ -25,5 +27,7 @@ __all__ = [
     "Weights",
     "cap",
     "lift",
+    "logits_from_json",
+    "logits_to_json",
     "softmax",
 ]

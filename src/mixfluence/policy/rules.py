@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mixfluence.errors import RecipeError
+from mixfluence.policy.adam import Adam
 from mixfluence.policy.bounds import Vector, softmax
 from mixfluence.policy.evidence import Reward
 
@@ -50,15 +51,13 @@ class PolicyGradient(Rule):
             gradient ascent.
     """
 
-    _decay, _decay_squares, _epsilon = 0.9, 0.999, 1e-12
-
     def __init__(self, step: float = 0.02, optimizer: Literal["adam", "sgd"] = "adam") -> None:
         self.step = _positive("step", step)
         self.optimizer = optimizer
 
     def start(self, logits: Vector) -> None:
         """Forget all moments."""
-        self._state = {name: np.zeros_like(logits) for name in ("count", "mean", "square")}
+        self._adam = Adam(len(logits))
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Take one step uphill."""
@@ -68,18 +67,18 @@ class PolicyGradient(Rule):
         shares = softmax(logits[reward.probed])
         gradient = shares * (believed - shares @ believed)
         moved = logits.copy()
-        moved[reward.probed] += self.step * (self._adam(gradient, reward) if self.optimizer == "adam" else gradient)
+        if self.optimizer == "adam":
+            gradient = self._adam.direction(gradient, reward.probed)
+        moved[reward.probed] += self.step * gradient
         return moved
 
-    def _adam(self, gradient: Vector, reward: Reward) -> Vector:
-        """Return Adam's direction; a dataset that was not measured keeps its moments and its count."""
-        probed, count, mean, square = reward.probed, *self._state.values()
-        count[probed] += 1
-        mean[probed] = self._decay * mean[probed] + (1 - self._decay) * gradient
-        square[probed] = self._decay_squares * square[probed] + (1 - self._decay_squares) * gradient**2
-        unbiased_mean = mean[probed] / (1 - self._decay ** count[probed])
-        unbiased_square = square[probed] / (1 - self._decay_squares ** count[probed])
-        return np.asarray(unbiased_mean / (np.sqrt(unbiased_square) + self._epsilon))
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return Adam's moments."""
+        return self._adam.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._adam.load_state_dict(state)
 
 
 class Mirror(Rule):

@@ -1,9 +1,47 @@
 """Which dataset next: one small module per method."""
 
+from mixfluence.strategies.aioli import Aioli
 from mixfluence.strategies.base import Strategy
+from mixfluence.strategies.cooldown import Cooldown
+from mixfluence.strategies.crisp import CRISP
+from mixfluence.strategies.doge import DoGE
+from mixfluence.strategies.doremi import DoReMi
+from mixfluence.strategies.group_dro import GroupDRO
 from mixfluence.strategies.inf_dds import InfDDS
+from mixfluence.strategies.multidds import MultiDDS
+from mixfluence.strategies.replay import Replay
 from mixfluence.strategies.static import Static
+from mixfluence.strategies.target_only import TargetOnly
+from mixfluence.strategies.tdro import TDRO
 
-STRATEGIES: dict[str, type[Strategy]] = {"static": Static, "inf-dds": InfDDS}
+# Names as users type them.
+STRATEGIES: dict[str, type[Strategy]] = {
+    "static": Static,
+    "cooldown": Cooldown,
+    "inf-dds": InfDDS,
+    "multidds": MultiDDS,
+    "doge": DoGE,
+    "doremi": DoReMi,
+    "crisp": CRISP,
+    "tdro": TDRO,
+    "aioli": Aioli,
+    "target-only": TargetOnly,
+    "replay": Replay,
+}
 
-__all__ = ["STRATEGIES", "InfDDS", "Static", "Strategy"]
+__all__ = [
+    "CRISP",
+    "STRATEGIES",
+    "TDRO",
+    "Aioli",
+    "Cooldown",
+    "DoGE",
+    "DoReMi",
+    "GroupDRO",
+    "InfDDS",
+    "MultiDDS",
+    "Replay",
+    "Static",
+    "Strategy",
+    "TargetOnly",
+]

@@ -84,6 +84,25 @@ class Strategy(ABC):
             raise ValueError(f"{type(self).__name__} keeps no state, found {sorted(state)}")
 
 
+def at_interval(step: int, every: int, after: int) -> bool:
+    """Return whether a multiple of `every` steps has passed since step `after`; never at step 0."""
+    return step > 0 and step >= after and (step - after) % every == 0
+
+
+def refuse_below(**options: tuple[float | None, float]) -> None:
+    """Refuse options that are below the least they may be: name=(value, least)."""
+    for name, (value, least) in options.items():
+        if value is not None and value < least:
+            raise RecipeError(f"{name} must be at least {least}, found {value}")
+
+
+def refuse_not_positive(**options: float) -> None:
+    """Refuse options that are not above zero."""
+    for name, value in options.items():
+        if not value > 0:
+            raise RecipeError(f"{name} must be above 0, found {value}")
+
+
 def refuse_no_epochs(max_epochs: float | None) -> None:
     """Refuse a limit on epochs that would let no row be drawn."""
     if max_epochs is not None and not max_epochs > 0:

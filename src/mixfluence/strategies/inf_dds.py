@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mixfluence.errors import RecipeError
 from mixfluence.influence import Influences, Probe, Reptile
-from mixfluence.policy import Anchored, Evidence, Initial, Rule, Temperature, Vector, lift, softmax
-from mixfluence.strategies.base import Strategy, refuse_no_epochs
+from mixfluence.policy import (
+    Anchored,
+    Evidence,
+    Initial,
+    Rule,
+    Temperature,
+    Vector,
+    lift,
+    logits_from_json,
+    logits_to_json,
+    softmax,
+)
+from mixfluence.strategies.base import Strategy, at_interval, refuse_below, refuse_no_epochs
 
 
 class InfDDS(Strategy):
@@ -57,8 +67,8 @@ class InfDDS(Strategy):
         floor: float = 0.0,
         max_epochs: float | None = None,
     ) -> None:
-        _check(update_every=(update_every, 1), warmup_steps=(warmup_steps, 0), inner_steps=(inner_steps, 0))
-        _check(subset=(subset, 2))
+        refuse_below(update_every=(update_every, 1), warmup_steps=(warmup_steps, 0), inner_steps=(inner_steps, 0))
+        refuse_below(subset=(subset, 2))
         refuse_no_epochs(max_epochs)
         self.init = init or Temperature(1.0)
         self.update_every = update_every
@@ -86,8 +96,7 @@ class InfDDS(Strategy):
 
     def due(self, step: int, relative_rate: float) -> bool:
         """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
-        since = step - self.warmup_steps
-        return since >= 0 and since % self.update_every == 0 and step > 0 and relative_rate >= self.freeze_below
+        return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets whose logit can move: a weight of zero stays what it is."""
@@ -109,18 +118,14 @@ class InfDDS(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return logits, the rule's memory and the last round."""
-        # JSON knows no infinity, and a dataset with weight zero has one.
-        logits = [None if logit == -np.inf else logit for logit in self.logits.tolist()]
-        return {"logits": logits, "rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
+        return {
+            "logits": logits_to_json(self.logits),
+            "rule": self.rule.state_dict(),
+            "evidence": self._evidence.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.logits = np.array([-np.inf if logit is None else logit for logit in state["logits"]])
+        self.logits = logits_from_json(state["logits"])
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])
-
-
-def _check(**options: tuple[float | None, int]) -> None:
-    for name, (value, least) in options.items():
-        if value is not None and value < least:
-            raise RecipeError(f"{name} must be at least {least}, found {value}")

@@ -38,6 +38,7 @@ class ProgressDisplay(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Show the bar."""
+        self._told = state.global_step * PLAIN_LINES // state.max_steps
         if self._console.is_terminal and state.is_world_process_zero:
             self._task = self._progress.add_task(
                 self._label, total=state.max_steps, completed=state.global_step, loss="-"

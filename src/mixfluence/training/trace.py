@@ -15,6 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
 from mixfluence.influence import Influences
+from mixfluence.run_folder import read_trace
 from mixfluence.training.sampler import Draw
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class MixtureCallback(TrainerCallback):
     `trace.jsonl` starts with one line about the datasets. Then comes a line whenever the host logs or saves:
     the step, the probabilities in force, and since the line before it the dataset and number of rows of
     every batch trained on. Batches already drawn but not trained on are listed too: new weights act only
-    after them. A line with `update` says what a round of probes measured and cost, and the new weights.
+    after them. `outcome` is the mixture found so far, for a strategy that looks for one to train on later. A line with
+    `update` says what a round of probes measured and cost, and the new weights.
     """
 
     def __init__(self, trainer: MixtureTrainer, path: Path) -> None:
@@ -97,11 +99,12 @@ class MixtureCallback(TrainerCallback):
         self._tell(state, {})
 
     def _tell(self, state: TrainerState, facts: dict[str, float]) -> None:
-        if not self._untold:
+        if not self._untold and not facts:
             return
         line = {
             **facts,
             "weights": self._trainer.probabilities(),
+            **({"outcome": outcome} if (outcome := self._trainer.outcome()) else {}),
             "trained": [draw.dataset for draw in self._untold],
             "rows": [draw.rows for draw in self._untold],
             "drawn_ahead": self._trainer.sampler.drawn_ahead,
@@ -140,12 +143,6 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
         "rows": {target: gains.shape[1] for target, gains in zip(influences.targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],
     }
-
-
-def read_trace(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a trace; a last line cut short by a crash is left out."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
 
 
 def seconds_until(path: Path, step: int) -> float:

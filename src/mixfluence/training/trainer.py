@@ -176,6 +176,11 @@ class MixtureTrainer(SentenceTransformerTrainer):
         """Return the probability of each dataset for the next draw."""
         return dict(zip(self.mixture, self.sampler.probabilities().tolist(), strict=True))
 
+    def outcome(self) -> dict[str, float] | None:
+        """Return the mixture that the strategy would train on next, if it is one that looks for such a mixture."""
+        found = self.strategy.outcome()
+        return None if found is None else dict(zip(self.mixture, found.tolist(), strict=True))
+
     def describe_datasets(self) -> dict[str, dict[str, int]]:
         """Return what the trace says of each dataset: its rows, distinct positives and rows per batch."""
         sizes = batch_sizes(self.args, self.tokenised)

@@ -1,0 +1,273 @@
+"""What is a dataset worth now? Compare its gradient with those of the dev sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mixfluence.errors import RecipeError
+from mixfluence.influence.influences import Aggregate, Influences
+from mixfluence.influence.learner import Learner
+from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
+from mixfluence.influence.preserve import surroundings, way_back
+from mixfluence.influence.reptile import Reptile
+from mixfluence.influence.snapshot import Snapshot
+from mixfluence.influence.steps import refuse_without_moments
+
+Array = NDArray[np.float64]
+# Dot product of a gradient with a direction, and norm of the gradient.
+Pair = tuple[Tensor, Tensor]
+Batches = Callable[[int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How gradients of datasets are compared with those of the targets.
+
+    Cheaper than a `Probe` and blind to how far a step goes: a gradient says which way, not whether the dev loss falls.
+    Prefer a `Probe` where its cost can be borne.
+
+    Attributes:
+        score: `cosine`, the mean over targets of cosines, where all targets and datasets count alike (MultiDDS-S); or
+            `projection` on the sum of the targets' gradients, each cut to length 1, in units of the datasets' mean
+            norm, where a long gradient counts for more (DoGE).
+        preconditioned: Divide a dataset's gradient by the root of Adam's second moments, as its step would be. A
+            parameter that Adam has not met is divided as in Adam's first step.
+        lookahead: Take the targets' gradients after one real step on the dataset (DDS), not before.
+        batch_size: Rows per batch; the training batch if None.
+        dev_batch_size: Rows of each target; all of them pass through the model with a gradient, so that more than a
+            training batch needs more memory than training does.
+        metric: What is measured on dev, which must have a gradient; `training-loss` is the trainer's own loss.
+    """
+
+    score: Literal["cosine", "projection"] = "cosine"
+    preconditioned: bool = False
+    lookahead: bool = False
+    batch_size: int | None = None
+    dev_batch_size: int = 256
+    metric: Metric | Literal["training-loss"] = field(default_factory=info_nce_metric)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "dev_batch_size"):
+            if (size := getattr(self, name)) is not None and size < 2:
+                raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """How several targets become one number: there is only their mean."""
+        return "mean"
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether it only works with an optimizer of the Adam family."""
+        return self.preconditioned
+
+    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Aligner:
+        """Return what measures by it."""
+        if reptile is not None:
+            raise RecipeError("Reptile follows probes, and an alignment of gradients has none")
+        return Aligner(learner, self, metric)
+
+
+class Aligner:
+    """Measures alignments, and leaves everything bit for bit as it was.
+
+    Gradients are compared as they come, so that one vector of parameter size is kept however many datasets and targets
+    there are: the mean of cosines is the dot product with the mean of the targets' unit vectors.
+
+    Cost of a round: (datasets + targets) gradients, each about a training step on as many rows. With lookahead:
+    datasets x (1 + targets) gradients, a step of the optimizer for every dataset, and one look at the targets. Memory
+    in parameter sizes: 1 in fp32; with lookahead 3 more for the way back.
+
+    Args:
+        learner: What is being trained.
+        alignment: How to compare.
+        metric: What is measured on dev.
+
+    Attributes:
+        memory: What the last round needed on the device beyond training, in parameter sizes.
+    """
+
+    def __init__(self, learner: Learner, alignment: Alignment, metric: Metric) -> None:
+        if alignment.needs_moments:
+            refuse_without_moments(learner.optimizer)
+        self._learner = learner
+        self._alignment = alignment
+        self._metric = metric
+        self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+        self.memory = 0.0
+
+    def measure(
+        self,
+        datasets: Sequence[int],
+        batches: Batches,
+        dev: Sequence[DevBatch],
+        *,
+        seed: int,
+        spread: float = math.inf,
+    ) -> Influences:
+        """Compare datasets one after another.
+
+        Args:
+            datasets: Which ones. With none, only the dev sets are looked at.
+            batches: Returns a dataset's batches, whose gradients are summed. Without any, its alignment is zero.
+            dev: The rows of every target, the same for all datasets.
+            seed: Decides dropout, the same for all datasets.
+            spread: Not needed.
+
+        Returns:
+            The alignments, on a single target that stands for all: only the mean over targets is known.
+        """
+        compare = self._compare_ahead if self._alignment.lookahead else self._compare
+        with surroundings(self._learner.modules), _gradients_apart(self._learner.modules):
+            base, pairs = compare(datasets, batches, dev, seed) if datasets else (self._look(dev), [])
+        return self._gather(datasets, dev, base, pairs)
+
+    def _compare(
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
+    ) -> tuple[list[Tensor], list[Pair]]:
+        # Buffers are what a forward pass in training mode may change.
+        snapshot, direction = Snapshot(list(self._learner.modules.buffers())), self._zeros()
+        self._count_memory(snapshot, direction)
+        base, pairs = [], []
+        for batch in dev:
+            base.append(self._dev_backward(batch))
+            weight = self._weight(_norm(self._gradients()), len(dev))
+            for kept, gradient in zip(direction, self._gradients(), strict=True):
+                kept.addcmul_(gradient, weight)
+        for dataset in datasets:
+            with way_back(snapshot):
+                self._train_backward(batches(dataset), seed)
+                pairs.append(_pair(self._train_gradients(), direction))
+        return base, pairs
+
+    def _compare_ahead(
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
+    ) -> tuple[list[Tensor], list[Pair]]:
+        optimizer, buffers = self._learner.optimizer, self._learner.modules.buffers()
+        snapshot, own = Snapshot([*self._parameters, *buffers], optimizer), self._zeros()
+        self._count_memory(snapshot, own)
+        base, pairs = self._look(dev), []
+        for dataset in datasets:
+            with way_back(snapshot):
+                self._train_backward(batches(dataset), seed)
+                for kept, gradient in zip(own, self._train_gradients(), strict=True):
+                    kept.copy_(gradient)
+                optimizer.step()
+                dot = torch.zeros_like(base[0])
+                for batch in dev:
+                    self._dev_backward(batch)
+                    along, norm = _pair(self._gradients(), own)
+                    dot += along * self._weight(norm, len(dev))
+                pairs.append((dot, _norm(own)))
+        return base, pairs
+
+    def _train_backward(self, batches: Iterable[Any], seed: int) -> None:
+        self._clear()
+        self._learner.modules.train()
+        for number, batch in enumerate(batches):
+            torch.manual_seed(seed + number)
+            self._learner.backward(batch)
+
+    def _dev_backward(self, batch: DevBatch) -> Tensor:
+        """Leave the gradient of what is to become smaller, and return the metric."""
+        self._clear()
+        self._learner.modules.eval()
+        mean = self._metric.values(self._learner.model, batch).float().mean()
+        if not mean.requires_grad:
+            raise RecipeError("an alignment of gradients needs a metric with a gradient, and this one has none")
+        (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
+        return mean.detach()
+
+    @torch.no_grad()
+    def _look(self, dev: Sequence[DevBatch]) -> list[Tensor]:
+        self._learner.modules.eval()
+        return [self._metric.values(self._learner.model, batch).float().mean() for batch in dev]
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """Yield the gradient of each parameter in fp32, a single zero for one that has none."""
+        for parameter in self._parameters:
+            yield (parameter.new_zeros(()) if parameter.grad is None else parameter.grad).float()
+
+    def _train_gradients(self) -> Iterator[Tensor]:
+        return self._preconditioned() if self._alignment.preconditioned else self._gradients()
+
+    def _preconditioned(self) -> Iterator[Tensor]:
+        optimizer = self._learner.optimizer
+        groups = [group for group in optimizer.param_groups for _ in group["params"]]
+        for parameter, group, gradient in zip(self._parameters, groups, self._gradients(), strict=True):
+            decay, state = group["betas"][1], optimizer.state.get(parameter, {})
+            # The gradient is part of its own second moment, as in Adam: see `FrozenAdam`.
+            square = decay * state.get("exp_avg_sq", 0.0) + (1 - decay) * gradient.square()
+            unbiased = square / (1 - decay ** (1 + state.get("step", 0)))
+            yield gradient / (unbiased.sqrt() + group["eps"])
+
+    def _weight(self, norm: Tensor, targets: int) -> Tensor:
+        """Return what a target's gradient of this norm is multiplied by."""
+        if self._alignment.score == "projection":
+            return 1 / norm.clamp(min=1.0)
+        return 1 / (targets * torch.where(norm == 0, 1.0, norm))
+
+    def _gather(
+        self, datasets: Sequence[int], dev: Sequence[DevBatch], base: list[Tensor], pairs: list[Pair]
+    ) -> Influences:
+        # The only time that the host waits for the device.
+        numbers = self._learner.agree(torch.stack([*base, *(number for pair in pairs for number in pair)]))
+        found: Array = numbers.double().cpu().numpy()
+        before, dots, norms = found[: len(dev)], found[len(dev) :: 2], found[len(dev) + 1 :: 2]
+        positions = np.array(datasets, np.int64)
+        finite = np.isfinite(dots) & np.isfinite(norms) & np.isfinite(before).all()
+        values = self._scores(dots[finite], norms[finite])
+        together = "+".join(batch.target for batch in dev)
+        return Influences(
+            positions[finite], positions[~finite], [together], np.array([before.mean()]), [values[:, None]]
+        )
+
+    def _scores(self, dots: Array, norms: Array) -> Array:
+        if self._alignment.score == "projection":
+            return np.asarray(dots / (norms.sum() / max(len(norms), 1) + 1e-6))
+        return np.asarray(dots / np.where(norms == 0, 1.0, norms))
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
+
+    def _count_memory(self, snapshot: Snapshot, kept: list[Tensor]) -> None:
+        own = sum(tensor.nbytes for tensor in kept)
+        self.memory = (own + snapshot.bytes) / sum(tensor.nbytes for tensor in self._parameters)
+
+    def _clear(self) -> None:
+        for parameter in self._learner.modules.parameters():
+            parameter.grad = None
+
+
+@contextmanager
+def _gradients_apart(modules: nn.Module) -> Iterator[None]:
+    """Put gradients back at the end, as they were or none."""
+    kept = [(parameter, parameter.grad) for parameter in modules.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+def _norm(gradients: Iterable[Tensor]) -> Tensor:
+    # Sums are taken in a tree; the ready-made norm of a large tensor is not, and off by 1e-4 on a CPU.
+    return torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+
+
+def _pair(gradients: Iterable[Tensor], direction: Iterable[Tensor]) -> Pair:
+    dots, squares = [], []
+    for gradient, kept in zip(gradients, direction, strict=True):
+        # One tensor at a time: products of all of them would be another vector of parameter size.
+        dots.append((gradient * kept).sum())
+        squares.append(gradient.square().sum())
+    return torch.stack(dots).sum(), torch.stack(squares).sum().sqrt()

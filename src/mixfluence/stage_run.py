@@ -1,0 +1,190 @@
+"""One stage of a run: model, trainer, training, and what it cost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from torch import nn
+from transformers import ProgressCallback, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from mixfluence.assembly import build_model, read_selection_tasks, training_arguments
+from mixfluence.atomic import write_text
+from mixfluence.config.recipe import ModelSection, Recipe
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.rows import RowSet
+from mixfluence.data.weights import read_weights, write_weights
+from mixfluence.evaluation import DevEvaluator
+from mixfluence.record import Stopwatch
+from mixfluence.run_folder import MODEL_FOLDER, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
+from mixfluence.stages import FINAL, Stage
+from mixfluence.strategies import GroupDRO, Strategy
+from mixfluence.training.group_losses import group_losses
+from mixfluence.training.losses import info_nce
+from mixfluence.training.trace import probing_cost, seconds_until
+from mixfluence.training.trainer import MixtureTrainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Pool:
+    """What a run draws from, and what guides it.
+
+    Attributes:
+        mixture: Datasets, or clusters of their rows.
+        sources: For each of them the training set of the recipe that its prompts are those of.
+        guides: The dev rows that may guide sampling.
+        found: The probability of each, if something before training has found one.
+    """
+
+    mixture: Mixture
+    sources: Mapping[str, str]
+    guides: Mapping[str, RowSet]
+    found: Mapping[str, float] = field(default_factory=dict)
+
+
+class StageRun:
+    """Trains one stage of a recipe in its folder, from the start or from its last checkpoint.
+
+    Args:
+        recipe: The whole run.
+        stage: Which part of it.
+        pool: What to draw from.
+        callbacks: Further callbacks of the host's trainer.
+
+    Attributes:
+        folder: Where it writes: that of the run for the last stage, `stages/<name>` in it for others.
+    """
+
+    def __init__(self, recipe: Recipe, stage: Stage, pool: Pool, callbacks: list[TrainerCallback]) -> None:
+        self._recipe = _recipe_of(recipe, stage)
+        self._stage = stage
+        self._whole = recipe
+        self._pool = pool
+        self._callbacks = callbacks
+        self.folder = self._recipe.output
+        self.watch = Stopwatch()
+        self.probing: dict[str, float] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return (self.folder / RECORD_FILE).exists()
+
+    def train(self, ready: Callable[[], None], *, resume: bool) -> MixtureTrainer:
+        """Train to the end and save the model.
+
+        Args:
+            ready: Called when nothing but training is left to do.
+            resume: Go on from the last checkpoint, if there is one.
+        """
+        model = build_model(self._recipe.model)
+        trainer = self._build_trainer(model)
+        with self.watch("tokenise"):
+            _ = trainer.tokenised
+        ready()
+        trace = self.folder / TRACE_FILE
+        checkpoint = get_last_checkpoint(trainer.args.output_dir) if resume else None
+        if checkpoint:
+            self.watch.seconds["train"] = seconds_until(trace, step_of(checkpoint))
+        with self.watch("train"):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        self.probing = probing_cost(trace)
+        self.watch.seconds["probe"] = self.probing["seconds"]
+        self.watch.seconds["train"] -= self.probing["seconds"]
+        if self.probing["rounds"]:
+            logger.info(
+                "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+                *(self.probing["rounds"], self.probing["seconds"], self.watch.seconds["train"]),
+                self.probing["parameter_sizes"],
+            )
+        trainer.save_model(str(self.folder / MODEL_FOLDER))
+        # A pickle of the host's arguments, which nobody should have to unpickle: recipe.yaml says the same.
+        (self.folder / MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
+        return trainer
+
+    def find_mixture(self, ready: Callable[[], None], *, resume: bool) -> dict[str, Any]:
+        """Do what is left of a stage before the last; return its record: what it cost and the mixture it found."""
+        if not (resume and self.finished):
+            logger.info("%s: stage %s, %d steps", self._whole.name, self._stage.name, self._stage.steps)
+            trainer = self.train(ready, resume=resume)
+            write_weights(self.folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+            facts = {"steps": self._stage.steps, "probing": self.probing, "seconds": self.watch.seconds}
+            write_text(self.folder / RECORD_FILE, json.dumps(facts, indent=1) + "\n")
+        record: dict[str, Any] = json.loads((self.folder / RECORD_FILE).read_text(encoding="utf-8"))
+        return record | {"found": read_weights(self.folder / WEIGHTS_FILE)}
+
+    def _build_trainer(self, model: SentenceTransformer) -> MixtureTrainer:
+        strategy = self._stage.strategy(self._pool.found)
+        args = training_arguments(self._recipe, model, self._pool.sources)
+        if self._stage.against:
+            # Clipping a batch of one dataset would undo the weight that its loss was given.
+            args.max_grad_norm = 0.0
+        tasks = read_selection_tasks(self._recipe)
+        trainer = MixtureTrainer(
+            model=model,
+            args=args,
+            train_dataset=self._pool.mixture,
+            dev_dataset=self._pool.guides,
+            strategy=strategy,
+            loss=self._build_loss(model, strategy, args),
+            num_negatives=self._recipe.training.hard_negatives,
+            evaluator=DevEvaluator(tasks, batch_size=self._recipe.evaluation.batch_size) if tasks else None,
+            trace_path=self.folder / TRACE_FILE,
+            callbacks=self._callbacks,
+        )
+        # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
+        trainer.remove_callback(ProgressCallback)
+        return trainer
+
+    def _build_loss(
+        self, model: SentenceTransformer, strategy: Strategy, args: SentenceTransformerTrainingArguments
+    ) -> nn.Module | dict[str, nn.Module]:
+        training = self._recipe.training
+        gathered = training.cross_device_negatives and args.world_size > 1
+        if self._stage.against is None:
+            return info_nce(
+                model,
+                training.temperature,
+                mini_batch_size=training.mini_batch_size,
+                gather_across_devices=gathered,
+            )
+        assert isinstance(strategy, GroupDRO)
+        folder = stage_folder(self._whole.output, self._stage.against)
+        return group_losses(
+            model,
+            build_model(ModelSection(name=str(folder / MODEL_FOLDER))),
+            strategy,
+            list(self._pool.mixture),
+            training.temperature,
+            autocast=torch.bfloat16 if args.bf16 else None,
+            gather_across_devices=gathered,
+        )
+
+
+def stage_folder(output: Path, stage: str) -> Path:
+    """Return where a stage of a run writes."""
+    return output if stage == FINAL else output / STAGES_FOLDER / stage
+
+
+def step_of(checkpoint: str) -> int:
+    """Return the step a checkpoint was written at."""
+    return int(checkpoint.rsplit("-", 1)[1])
+
+
+def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
+    """Return the recipe as a stage has it: one before the last selects no checkpoint, but saves as many."""
+    if stage.name == FINAL:
+        return recipe
+    save_every = recipe.selection.every if recipe.selection else recipe.training.save_every
+    training = recipe.training.model_copy(update={"steps": stage.steps, "save_every": save_every})
+    output = stage_folder(recipe.output, stage.name)
+    return recipe.model_copy(update={"output": output, "selection": None, "training": training})

@@ -1,0 +1,169 @@
+"""Vectors of rows, kept on disk.
+
+- A row's vector is that of its anchor, of its positive, or half-way between both, whatever their lengths were.
+- Pieces make the same file as one go; equal texts of a piece are encoded once.
+- What was encoded is not encoded again, unless the rows or anything about the encoder changed.
+- A text without tokens has a finite vector; an encoder that gives none is an error, which leaves no file behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from mixfluence.clustering import embeddings
+from mixfluence.clustering.embeddings import Embedder, Points, Texts
+from mixfluence.data.rows import Row, cache_root
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import MixfluenceError
+from tests.clustering.topics import rows_on, topic_encoder
+from tests.conftest import row_set
+
+HALF = 1e-3  # what 16 bits keep of a number below 1
+
+
+def count_texts(encoder: SentenceTransformer) -> list[int]:
+    """Return a list to which every forward pass adds its number of texts."""
+    passes: list[int] = []
+
+    def note(module: Any, inputs: tuple[dict[str, Any], ...], output: Any) -> None:
+        passes.append(len(output["sentence_embedding"]))
+
+    encoder[0].register_forward_hook(note)
+    return passes
+
+
+def files() -> list[Path]:
+    return sorted((cache_root() / "embeddings").iterdir())
+
+
+def test_the_vector_of_a_row_is_half_way_between_its_texts() -> None:
+    encoder = topic_encoder()
+    with torch.no_grad():
+        encoder[0].embedding.weight[1:4] = torch.tensor(
+            [[9.0, 0, 0, 0, 0, 0], [0, 0.5, 0, 0, 0, 0], [0, 0, 2, 0, 0, 0]]
+        )
+    rows = row_set(Row("a0", "a1"), Row("a2", "a2"))
+    diagonal = 0.5**0.5
+    expected: dict[Texts, list[list[float]]] = {
+        "both": [[diagonal, diagonal, 0], [0, 0, 1]],
+        "query": [[1, 0, 0], [0, 0, 1]],
+        "passage": [[0, 1, 0], [0, 0, 1]],
+    }
+    for texts, vectors in expected.items():
+        found = Embedder(encoder, texts).vectors(rows)
+        assert found.dtype == np.float16
+        assert isinstance(found, np.memmap)
+        np.testing.assert_allclose(found[:, :3], vectors, rtol=0, atol=HALF)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_pieces_give_what_one_go_gives(
+    size: int, tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = row_set(*(Row(f"w{i}", " ".join(f"w{i + k}" for k in range(1 + i % 4))) for i in range(7)))
+    whole = np.array(Embedder(tiny_bert, "both").vectors(rows))
+    files()[0].unlink()
+    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", size)
+    np.testing.assert_allclose(Embedder(tiny_bert, "both").vectors(rows), whole, rtol=0, atol=HALF)
+    assert np.linalg.matrix_rank(whole.astype(np.float32)) > 1
+
+
+def test_equal_texts_of_a_piece_are_encoded_once() -> None:
+    encoder = topic_encoder()
+    passes = count_texts(encoder)
+    rows = row_set(Row("a0", "b0"), Row("a1", "b0"), Row("a0", "b0"), Row("a0", "b1"))
+    vectors = Embedder(encoder, "both").vectors(rows)
+    assert passes == [2, 2]
+    np.testing.assert_array_equal(vectors[0], vectors[2])
+    assert (vectors[0] != vectors[1]).any()
+    assert (vectors[0] != vectors[3]).any()
+
+
+def test_rows_are_encoded_once_by_encoders_that_are_equal() -> None:
+    one, same = topic_encoder(), topic_encoder()
+    passes = count_texts(same)
+    first = Embedder(one, "both").vectors(rows_on("aabb"))
+    times = [file.stat().st_mtime_ns for file in files()]
+    np.testing.assert_array_equal(Embedder(same, "both").vectors(rows_on("aabb")), first)
+    assert passes == []
+    assert [file.stat().st_mtime_ns for file in files()] == times
+
+
+def change_weight(encoder: SentenceTransformer) -> None:
+    with torch.no_grad():
+        next(encoder.parameters())[7, 3] += 1e-3
+
+
+def change_pooling(encoder: SentenceTransformer) -> None:
+    encoder[1] = Pooling(16, "cls")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_weight,
+        change_pooling,
+        lambda encoder: encoder.prompts.update(query="w5"),
+        lambda encoder: setattr(encoder, "truncate_dim", 4),
+        lambda encoder: setattr(encoder[0], "document_length", 3),
+    ],
+)
+def test_another_encoder_has_its_own_vectors(
+    change: Callable[[SentenceTransformer], None], tiny_bert: SentenceTransformer
+) -> None:
+    rows = row_set(Row("w1 w2", "w3 w4 w5 w6"), Row("w7", "w8"))
+    before, key = np.array(Embedder(tiny_bert, "both").vectors(rows)), Embedder(tiny_bert, "both").key(rows)
+    change(tiny_bert)
+    after = Embedder(tiny_bert, "both")
+    assert after.key(rows) != key
+    assert after.vectors(rows).shape != before.shape or (after.vectors(rows) != before).any()
+
+
+def test_the_key_tells_rows_and_options_apart_and_forgets_where_a_model_lies(
+    tiny_bert: SentenceTransformer, tmp_path: Path
+) -> None:
+    one, other = row_set(Row("w1", "w2")), row_set(Row("w1", "w3"))
+    choices: tuple[Texts, ...] = ("both", "query", "passage")
+    keys = [
+        embedder.key(rows) for embedder in (Embedder(tiny_bert, texts) for texts in choices) for rows in (one, other)
+    ]
+    assert len(set(keys)) == 6
+    tiny_bert.save_pretrained(str(tmp_path))
+    moved = load_encoder(str(tmp_path), device="cpu")
+    assert Embedder(moved, "both").key(one) == keys[0]
+
+
+def test_a_text_without_tokens_has_a_finite_vector() -> None:
+    vectors = Embedder(topic_encoder(), "both").vectors(row_set(Row("", ""), Row("a1", "")))
+    np.testing.assert_array_equal(vectors[0], 0)
+    assert np.linalg.norm(vectors[1].astype(np.float32)) == pytest.approx(1, abs=HALF)
+
+
+def test_vectors_that_are_not_finite_are_refused_and_leave_no_file() -> None:
+    encoder = topic_encoder()
+    with torch.no_grad():
+        encoder[0].embedding.weight[1] = torch.nan
+    with pytest.raises(MixfluenceError, match="not finite"):
+        Embedder(encoder, "both").vectors(rows_on("aaaaaaaaaaaaaaaaaaaaaaaa"))
+    assert files() == []
+
+
+def test_points_of_several_files_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", 3)
+    table = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float16)
+    points = Points([table[:5], table[5:6], table[6:]])
+    assert len(points) == 12
+    for rows in ([0, 4, 5, 6, 11], [5], [7, 8], list(range(12))):
+        np.testing.assert_array_equal(points.take(np.array(rows)), table[rows])
+    pieces = list(points.chunks())
+    assert [(rows.start, rows.stop) for rows, _ in pieces] == [(0, 3), (3, 5), (5, 6), (6, 9), (9, 12)]
+    np.testing.assert_array_equal(np.concatenate([chunk for _, chunk in pieces]), table)
+    assert all(chunk.dtype == np.float32 for _, chunk in pieces)

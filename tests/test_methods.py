@@ -1,0 +1,254 @@
+"""Every method as a recipe: one word switches it, stages are walked, resumed and paid for.
+
+- Every name in `STRATEGIES` is a section of a recipe with the constructor's defaults, and a recipe ships for it.
+- Every method runs end to end from a recipe and leaves a folder like any other.
+- A method of several runs keeps them apart, hands on what it found, and counts what each cost.
+- Stopped in a stage and resumed, it ends as the uninterrupted one, and does no finished stage again.
+- On one designed case any two methods draw differently.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from mixfluence.config.files import RECIPES, load_recipe
+from mixfluence.data.weights import read_weights
+from mixfluence.errors import RecipeError
+from mixfluence.experiment import run
+from mixfluence.influence import Influences, Probe
+from mixfluence.policy import UNIFORM, Temperature, Vector
+from mixfluence.run_folder import read_trace
+from mixfluence.stages import build_stages, build_strategy
+from mixfluence.strategies import (
+    CRISP,
+    STRATEGIES,
+    TDRO,
+    Aioli,
+    Cooldown,
+    DoGE,
+    DoReMi,
+    InfDDS,
+    MultiDDS,
+    Replay,
+    Static,
+    TargetOnly,
+)
+from tests.test_experiment import StopAt, recipe_path
+from tests.test_recipes import SMALL, write
+
+__all__ = ["recipe_path"]
+
+# Such that a dozen steps of a tiny encoder, whose gradients on dev are small, move something.
+SETTINGS = {
+    "static": "",
+    "cooldown": "",
+    "inf-dds": "update_every: 4, warmup_steps: 2",
+    "multidds": "update_every: 4, warmup_steps: 2, rate: 0.01",
+    "doge": "update_every: 2, rounds: 2, step: 1000.0",
+    "doremi": "rate: 0.5",
+    "tdro": "rate: 0.5",
+    "crisp": "branching: 2, levels: 2, encoder: {model}",
+    "aioli": "update_every: 5, warmup_steps: 2, block_steps: 2",
+    "target-only": "",
+}
+STAGES = {"doge": ["proxy", "second-proxy"], "doremi": ["reference", "proxy"], "tdro": ["reference", "proxy"]}
+
+
+def chosen(method: str, model: Path) -> str:
+    return f"strategy={{name: {method}, {SETTINGS[method].format(model=model)}}}"
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    return record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", SETTINGS)
+def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_bert_folder: Path) -> None:
+    recipe = load_recipe(recipe_path, [chosen(method, tiny_bert_folder), "selection=null"])
+    scores = run(recipe)
+    record = record_of(recipe.output)
+    assert set(scores) == {"small", "big"}
+    assert record["steps"] == 12
+    weights = read_weights(recipe.output / "weights.json")
+    assert sum(weights.values()) == pytest.approx(1)
+    # Clusters are told in shares of the datasets they are made of.
+    assert set(weights) == {"small", "big"}
+    assert ("cluster" in record["seconds"]) == (method == "crisp")
+    assert (record["seconds"]["probe"] > 0) == (method in {"inf-dds", "multidds", "aioli"})
+    assert list(record["stages"]) == STAGES.get(method, [])
+    for stage, facts in record["stages"].items():
+        folder = recipe.output / "stages" / stage
+        assert facts["steps"] == 12
+        assert record["seconds"][f"stage {stage}"] == pytest.approx(sum(facts["seconds"].values()))
+        assert facts["found"] == read_weights(folder / "weights.json")
+        assert sum(facts["found"].values()) == pytest.approx(1)
+        assert (folder / "model" / "modules.json").exists()
+        # Every log is traced, also where a measurement came first.
+        assert len([line for line in read_trace(folder / "trace.jsonl") if "loss" in line]) == 6
+    if record["stages"]:
+        found = record["stages"][STAGES[method][-1]]["found"]
+        assert weights == pytest.approx(found)
+        assert found["small"] != pytest.approx(0.5, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_method_stopped_in_a_stage_ends_as_the_uninterrupted_one(
+    stage: int, recipe_path: Path, tmp_path: Path, tiny_bert_folder: Path
+) -> None:
+    class StopInStage(StopAt):
+        """Stops at a step of one of the runs."""
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            self._runs = getattr(self, "_runs", 0) + 1
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            if self._runs == stage + 1:
+                super().on_step_end(*args, **kwargs)
+
+    # The proxy is as long as the recipe says, the other runs as the training.
+    method = chosen("doremi", tiny_bert_folder).replace("rate: 0.5", "rate: 0.5, proxy_steps: 8")
+    changes = [method, "selection.every=4"]
+    whole = load_recipe(recipe_path, changes)
+    expected = run(whole)
+    broken = load_recipe(recipe_path, [*changes, f"output={tmp_path}/broken"])
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, callbacks=[StopInStage(6)])
+    done = {path: path.stat().st_mtime_ns for path in (broken.output / "stages").rglob("record.json")}
+    assert len(done) == stage
+    resumed = run(broken, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    for name in ("stages/reference", "stages/proxy", "."):
+        ours, theirs = (load_file(recipe.output / name / "model" / "model.safetensors") for recipe in (broken, whole))
+        assert all(bool((ours[key] == theirs[key]).all()) for key in theirs)
+    assert record_of(broken.output)["stages"]["proxy"]["steps"] == 8
+    assert resumed["big"].per_query == expected["big"].per_query
+
+
+@pytest.mark.slow
+def test_replay_holds_the_average_of_another_run(recipe_path: Path, tmp_path: Path, tiny_bert_folder: Path) -> None:
+    first = load_recipe(recipe_path, [chosen("inf-dds", tiny_bert_folder), "strategy.gate=false"])
+    run(first)
+    trace = read_trace(first.output / "trace.jsonl")
+    steps = [line["weights"]["small"] for line in trace if "trained" in line for _ in line["trained"]]
+    assert len(steps) == 12
+    again = load_recipe(recipe_path, [f"strategy={{name: replay, run: {first.output}}}", f"output={tmp_path}/again"])
+    run(again)
+    assert read_weights(again.output / "weights.json")["small"] == pytest.approx(np.mean(steps))
+
+
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_a_recipe_has_the_defaults_of_the_constructor(method: str, tmp_path: Path) -> None:
+    (tmp_path / "weights.json").write_text('{"a": 1.0, "b": 3.0}', encoding="utf-8")
+    own = f"{{name: {method}, run: {tmp_path}, which: final}}" if method == "replay" else method
+    recipe = load_recipe(write(tmp_path, SMALL + f"strategy: {own}\n"), ["dev=[a]"])
+    stages = build_stages(recipe)
+    found = {"a": 0.5, "b": 0.5}
+    built = next((s for stage in stages if isinstance(s := stage.strategy(found), STRATEGIES[method])), None)
+    assert built is not None, f"no stage of {method} has its strategy"
+    parameters = inspect.signature(STRATEGIES[method]).parameters
+    for name, parameter in parameters.items():
+        if isinstance(parameter.default, int | float | str) and hasattr(built, name):
+            assert getattr(built, name) == parameter.default, name
+    missing = {"targets", "weights", "alignment"} | {name for name in parameters if hasattr(built, name)}
+    assert set(parameters) - missing == set()
+
+
+@pytest.mark.parametrize("method", [name for name in STRATEGIES if name != "static"])
+def test_a_recipe_ships_for_every_method(method: str) -> None:
+    recipe = load_recipe(RECIPES / f"english13-{method}.yaml", files_may_be_missing=True)
+    plain = load_recipe(RECIPES / "english13.yaml", files_may_be_missing=True)
+    assert recipe.strategy.name == method
+    assert (recipe.train, recipe.training, recipe.selection) == (plain.train, plain.training, plain.selection)
+    assert recipe.output == Path(f"runs/english13-{method}")
+
+
+def test_a_recipe_may_not_extend_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"extends: {tmp_path}/b.yaml\n", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text(f"extends: {tmp_path}/a.yaml\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"b\.yaml: extends itself"):
+        load_recipe(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("extends: engllish13\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match="engllish13: no such file"):
+        load_recipe(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("strategy={name: doremi}", "training.mini_batch_size: the proxy of doremi needs every query's loss"),
+        ("strategy={name: tdro}", "training.mini_batch_size: the proxy of tdro needs every query's loss"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_early(tmp_path: Path, change: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(write(tmp_path, SMALL), [change, "training.mini_batch_size=2"])
+
+
+@pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"])
+def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
+    with pytest.raises(RecipeError, match=f"strategy {method} needs at least one dev set to be guided by"):
+        load_recipe(write(tmp_path, SMALL), [f"strategy={method}", "dev={}"])
+
+
+def test_clusters_of_a_pool_need_one_prompt(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALL)
+    with pytest.raises(RecipeError, match="a cluster of the whole pool needs one prompt"):
+        load_recipe(path, ["strategy=crisp", "dev=[a]", "train={a: {}, b: {query_prompt: 'ask: '}}"])
+    assert load_recipe(
+        path, ["strategy={name: crisp, per: dataset}", "dev=[a]", "train={a: {}, b: {query_prompt: 'ask: '}}"]
+    )
+
+
+def measured(*values: float, queries: int = 50) -> Influences:
+    gains = np.array(values)[:, None] + 0.001 * np.random.default_rng(0).standard_normal((len(values), queries))
+    return Influences(np.arange(len(values)), np.array([], np.int64), ["a"], np.ones(1), [gains])
+
+
+def test_any_two_methods_draw_differently() -> None:
+    sizes = {"a": 100, "b": 1_000, "c": 5_000}
+    found: dict[str, Vector] = {}
+    still = {"static": Static(), "uniform": Static(UNIFORM), "target-only": TargetOnly(["a"]), "cooldown": Cooldown()}
+    still |= {"crisp": CRISP({"a": 0.7, "b": 0.2, "c": 0.1}), "replay": Replay({"a": 0.4, "b": 0.35, "c": 0.25})}
+    for name, strategy in still.items():
+        strategy.start(sizes)
+        found[name] = strategy.weights(0.25)
+    for name, guided in {"inf-dds": InfDDS(Temperature(5.0)), "multidds": MultiDDS(Temperature(5.0))}.items():
+        guided.start(sizes)
+        for _ in range(3):
+            guided.update(measured(0.3, 0.1, 0.05))
+        found[name] = guided.weights()
+    doge = DoGE(Temperature(5.0), step=0.1)
+    doge.start(sizes)
+    doge.update(measured(0.3, 0.1, 0.05))
+    found["doge"] = doge.outcome()
+    for name, proxy in {"doremi": DoReMi(), "tdro": TDRO()}.items():
+        proxy.start(sizes)
+        for number, excess in enumerate((0.9, 0.3, 0.1)):
+            proxy.weigh(number, np.full(8, 1 + excess), np.ones(8))
+        found[name] = proxy.outcome()
+    aioli = Aioli(Temperature(5.0), probe=Probe())
+    aioli.start(sizes)
+    for base in (1.0, 0.7, 0.6, 0.55):
+        aioli.update(Influences(np.array([], np.int64), np.array([], np.int64), ["a"], np.array([base]), []))
+    found["aioli"] = aioli.outcome()
+    assert {name for name in found if name != "uniform"} == set(STRATEGIES)
+    for one, other in combinations(found, 2):
+        assert np.abs(found[one] - found[other]).max() > 1e-3, f"{one} and {other} draw alike"
+
+
+def test_a_method_of_one_run_builds_its_own_strategy(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), ["strategy={name: cooldown, hot: .inf, switch: 0.25}"])
+    built = build_strategy(recipe)
+    assert isinstance(built, Cooldown)
+    assert (built.hot, built.cold, built.switch) == (float("inf"), 1.0, 0.25)

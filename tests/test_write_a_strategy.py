@@ -1,0 +1,122 @@
+"""The page on writing a strategy keeps its promise: its blocks, run in order, make a sampler that trains.
+
+- The sampler's weights leave the start, its trace has updates, which the page prints, and the dataset that lies
+  falls behind.
+- The page's own test passes, and fails for a sampler that looks at more than ranks.
+- The sampler continues from its state as if it had not been stopped.
+- The page stays short, and the files and methods it names exist.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from mixfluence.run_folder import read_trace
+from mixfluence.strategies import Strategy
+
+REPOSITORY = Path(__file__).parents[1]
+PAGE = (REPOSITORY / "docs" / "write-a-strategy.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+Names = dict[str, Any]
+
+
+def save_small_encoder(folder: Path) -> None:
+    """Save a static encoder that knows the words of the script."""
+    words = sorted(set(re.findall(r"\w+", "".join(BLOCKS).lower())))
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", *words])}, "[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    module = StaticEmbedding(tokenizer, embedding_weights=torch.randn(1 + len(words), 64))
+    SentenceTransformer(modules=[module], device="cpu").save(str(folder))
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Names:
+    """What the page defines and prints, run in a folder of its own on an encoder that need not be downloaded."""
+    folder = tmp_path_factory.mktemp("page")
+    save_small_encoder(folder / "encoder")
+    script = "\n".join(BLOCKS)
+    changes = {
+        '"sentence-transformers/all-MiniLM-L6-v2"': '"encoder", device="cpu"',
+        "learning_rate=2e-5": "learning_rate=0.02, use_cpu=True, report_to=[]",
+    }
+    for old, new in changes.items():
+        assert script.count(old) == 1
+        script = script.replace(old, new)
+    found: Names = {}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+        patch.chdir(folder)
+        patch.setenv("MIXFLUENCE_CACHE", str(folder / "cache"))
+        exec(script, found)
+    return found | {"printed": printed.getvalue(), "folder": folder}
+
+
+@pytest.mark.slow
+def test_the_page_trains_a_sampler(names: Names) -> None:
+    trainer, strategy = names["trainer"], names["strategy"]
+    assert isinstance(strategy, Strategy)
+    assert trainer.state.global_step == 40
+    weights = dict(zip(trainer.mixture, strategy.weights().tolist(), strict=True))
+    assert weights["keepers"] > 1 / 3 > weights["mixed-up"]
+    updates = [line for line in read_trace(names["folder"] / "out" / "trace.jsonl") if "update" in line]
+    assert [line["step"] for line in updates] == [10, 20, 30]
+    assert updates[-1]["weights"] == pytest.approx(weights)
+    for line in updates:
+        assert f"{line['step']} {line['update']['influence']} {line['weights']}\n" in names["printed"]
+
+
+@pytest.mark.slow
+def test_the_pages_own_test_tells_ranks_from_values(names: Names) -> None:
+    names["test_only_the_order_of_influences_counts"]()
+    ranked: Any = names["Ranked"]
+
+    class ByValue(ranked):
+        def update(self, influences: Any) -> dict[str, Any]:
+            self.points = 1 + influences.on_targets()[:, 0]
+            return {}
+
+    # The page's functions look names up where the page ran.
+    scope = names["test_only_the_order_of_influences_counts"].__globals__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(scope, "Ranked", ByValue)
+        with pytest.raises(AssertionError):
+            scope["test_only_the_order_of_influences_counts"]()
+
+
+@pytest.mark.slow
+def test_the_pages_sampler_continues_from_its_state(names: Names) -> None:
+    rounds = [names["measured"](*values) for values in ((3.0, 1.0, 2.0), (0.0, 0.5, -0.5))]
+    whole, first, second = strategies = [names["Ranked"]() for _ in range(3)]
+    for strategy in strategies:
+        strategy.start({"a": 10, "b": 10, "c": 10})
+    for measured in rounds:
+        whole.update(measured)
+    first.update(rounds[0])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.update(rounds[1])
+    assert second.weights().tolist() == whole.weights().tolist()
+    # Points 2, 1, 1.5 after the first round, then half the way to 2, 3, 1.
+    assert whole.weights() == pytest.approx([2 / 5.25, 2 / 5.25, 1.25 / 5.25])
+
+
+def test_the_page_is_short_and_what_it_names_exists() -> None:
+    assert len(PAGE.splitlines()) < 160
+    assert len(BLOCKS) == 4
+    for name in ("strategies/__init__.py", "config/samplers.py", "config/strategy.py"):
+        assert f"`{name}`" in PAGE
+        assert (REPOSITORY / "src" / "mixfluence" / name).is_file()
+    for method in ("start", "weights", "due", "update", "state_dict", "load_state_dict"):
+        assert f"`{method}(" in PAGE
+        assert callable(getattr(Strategy, method))
