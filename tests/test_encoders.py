@@ -16,6 +16,8 @@ from mixfluence import encoders
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, RecipeError
 
+pytestmark = pytest.mark.slow
+
 LONG_TEXT = "word " * 600
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

@@ -26,6 +26,8 @@ from mixfluence.errors import MixfluenceError
 from tests.clustering.topics import rows_on, topic_encoder
 from tests.conftest import row_set
 
+pytestmark = pytest.mark.slow
+
 HALF = 1e-3  # what 16 bits keep of a number below 1
 
 

@@ -32,6 +32,8 @@ from tests.clustering.topics import rows_on, topic_encoder, topics_of
 from tests.conftest import row_set
 from tests.training.runs import arguments
 
+pytestmark = pytest.mark.slow
+
 ENCODER = topic_encoder()
 # 20 rows on a; 16 on b, of which a quarter is in x.
 POOL = Mixture({"x": rows_on("aabaaa" * 4), "y": rows_on("b" * 12)})

@@ -25,6 +25,8 @@ from mixfluence.training.trace import STATE_FILE
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import TurnAt, Turning, arguments, build, pool
 
+pytestmark = pytest.mark.slow
+
 TIMED = {"seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
 

@@ -38,6 +38,8 @@ from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import WORDS, row_set
 from tests.training.runs import TurnAt, Turning, arguments, build, pool
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def static(make_static: Callable[[], SentenceTransformer]) -> SentenceTransformer:
