@@ -56,7 +56,7 @@ SETTINGS = {
     "doremi": "rate: 0.5",
     "tdro": "rate: 0.5",
     "crisp": "branching: 2, levels: 2, encoder: {model}",
-    "aioli": "update_every: 5, warmup_steps: 2, block_steps: 2",
+    "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
     "target-only": "",
 }
 STAGES = {"doge": ["proxy", "second-proxy"], "doremi": ["reference", "proxy"], "tdro": ["reference", "proxy"]}

@@ -35,7 +35,7 @@ DOORS: dict[str, set[str]] = {
     "clustering": {*TOOLS, "data"},
     "evaluation": {*TOOLS, "attention", "data"},
     "training": {*TOOLS, "attention", "influence", "policy", "strategies", "data"},
-    "report": {*TOOLS, "data", "evaluation"},
+    "report": {*TOOLS, "config", "data", "evaluation"},
     "config": TOOLS,
     "assembly": {*PARTS, "config"},
     "stages": {*PARTS, "config"},

@@ -94,7 +94,13 @@ def run(
             evaluate_bm25(tasks, folder / "eval-bm25")
     seconds = watch.seconds | final.watch.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in stages.items()}
-    _write_record(folder, recipe, trainer, overlaps, scores, seconds, final.probing, stages)
+    facts = {
+        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
+        "probing": {name: final.probing[name] for name in ("rounds", "parameter_sizes")},
+        "stages": stages,
+        "tests": {name: _describe_task(task) for name, task in tasks.items()},
+    }
+    _write_record(folder, recipe, trainer, facts, seconds, scores)
     return scores
 
 
@@ -187,15 +193,17 @@ def _divide(
     return Pool(found.mixture, sources, guides, found.weights), found.shares
 
 
+def _describe_task(task: RetrievalSet) -> dict[str, Any]:
+    return {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
+
+
 def _write_record(
     folder: Path,
     recipe: Recipe,
     trainer: MixtureTrainer,
-    overlaps: list[Overlap],
-    scores: Mapping[str, Evaluation],
+    facts: Mapping[str, Any],
     seconds: Mapping[str, float],
-    probing: Mapping[str, float],
-    stages: Mapping[str, Any],
+    scores: Mapping[str, Evaluation],
 ) -> None:
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
@@ -209,11 +217,9 @@ def _write_record(
             for name, facts in trainer.describe_datasets().items()
         },
         "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
-        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
         "steps": trainer.state.global_step,
         "selected_step": step_of(best) if best else trainer.state.global_step,
-        "probing": {name: probing[name] for name in ("rounds", "parameter_sizes")},
-        "stages": stages,
+        **facts,
         "seconds": seconds,
         "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},

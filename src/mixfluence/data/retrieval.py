@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import xxhash
 
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError
@@ -48,6 +51,18 @@ class RetrievalSet:
                 raise DataError(
                     f"{self.name}: {len(texts)} {what} have {len(ids)} ids, {len(set(ids))} of them distinct"
                 )
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of queries, passages and judgements, by which runs know that they were judged on the same."""
+        digest = xxhash.xxh3_128()
+        for texts in (self.query_ids, self.queries, self.doc_ids, self.docs):
+            for text in texts:
+                digest.update(text.encode())
+                digest.update(b"\0")
+        grades = {query: dict(self.qrels[query]) for query in self.qrels}
+        digest.update(json.dumps(grades, sort_keys=True).encode())
+        return digest.hexdigest()
 
     def take_queries(self, positions: Sequence[int]) -> RetrievalSet:
         """Return the same task with only the queries at these positions (the corpus stays whole)."""

@@ -1,0 +1,92 @@
+"""Run folders as everything in this room reads them; a run that was killed half-way is one too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixfluence.config.files import load_recipe
+from mixfluence.config.recipe import Recipe
+from mixfluence.data.weights import read_weights
+from mixfluence.errors import DataError
+from mixfluence.evaluation.results import Evaluation, read_evaluation
+from mixfluence.run_folder import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
+from mixfluence.run_folder import read_trace as read_trace_file
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run left behind, as far as it came.
+
+    Attributes:
+        path: The folder.
+        recipe: What it was asked to do, every default filled in.
+        record: What it ran on, cost and scored; empty if it has not finished.
+        trace: Its lines, in order; see `mixfluence.training.trace.MixtureCallback`.
+        scores: Per-query scores of each test set; empty if it has not finished.
+        weights: The probability of each dataset at the end, by its name; empty if it has not finished.
+        stages: The traces of the runs before it, for a method of several.
+    """
+
+    path: Path
+    recipe: Recipe
+    record: dict[str, Any]
+    trace: list[dict[str, Any]]
+    scores: dict[str, Evaluation]
+    weights: dict[str, float]
+    stages: dict[str, list[dict[str, Any]]]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end."""
+        return bool(self.record)
+
+
+def read_run(path: Path) -> RunFolder:
+    """Read a run folder.
+
+    Raises:
+        DataError: If the folder does not hold a run, or one of its files is damaged.
+    """
+    if not (path / RECIPE_FILE).is_file():
+        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}")
+    recipe = load_recipe(path / RECIPE_FILE, files_may_be_missing=True)
+    record = _read_record(path / RECORD_FILE)
+    tested = list(record.get("scores", {}))
+    evaluations = map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))
+    scores = {evaluation.dataset: evaluation for evaluation in evaluations}
+    if missing := [name for name in tested if name not in scores]:
+        raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
+    return RunFolder(
+        path,
+        recipe,
+        record,
+        _read_trace(path / TRACE_FILE),
+        {name: scores[name] for name in tested},
+        read_weights(path / WEIGHTS_FILE) if record else {},
+        {stage: _read_trace(path / STAGES_FOLDER / stage / TRACE_FILE) for stage in _stages(path)},
+    )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not the record of a run ({error})") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{path}: not the record of a run")
+    return record
+
+
+def _read_trace(path: Path) -> list[dict[str, Any]]:
+    return read_trace_file(path) if path.exists() else []
+
+
+def _stages(path: Path) -> list[str]:
+    """Return the names of the earlier runs, in the order they were done."""
+    folders = [folder for folder in (path / STAGES_FOLDER).glob("*") if folder.is_dir()]
+    return [folder.name for folder in sorted(folders, key=lambda folder: folder.stat().st_ctime)]
