@@ -6,6 +6,7 @@
 - The row that has waited longest comes next, and how many wait is bounded even for a hopeless dataset.
 - A dataset with fewer answers than rows asked for gives shorter batches; short batches are cut to a multiple.
 - The state is all there is: put back, it gives the same rows again.
+- The quick way for rows without conflict gives what looking at them one by one gives.
 """
 
 from __future__ import annotations
@@ -111,3 +112,23 @@ def test_how_many_rows_wait_is_bounded(share: float) -> None:
         assert len(rows) >= 1
         assert_no_false_negative(keys[rows].tolist())
         assert len(stream.state.waiting) <= LOOKAHEAD + 2 * count
+
+
+@st.composite
+def rarely_quarrelsome_rows(draw: st.DrawFn) -> Keys:
+    """Rows with so many texts that most batches have no conflict and some do."""
+    size, width, seed = draw(st.integers(1, 40)), draw(st.integers(2, 4)), draw(st.integers(0, 2**32))
+    return np.random.default_rng(seed).integers(0, 40 * size, (size, width)).astype(np.uint64)
+
+
+@settings(max_examples=200)
+@given(quarrelsome_rows() | rarely_quarrelsome_rows(), st.integers(1, 9), st.integers(1, 3))
+def test_the_quick_way_is_the_careful_one(keys: Keys, count: int, multiple: int) -> None:
+    class Careful(RowStream):
+        def _take_plainly(self, count: int) -> None:
+            return None
+
+    quick, careful = (kind(len(keys), lambda rows: keys[rows], 3) for kind in (RowStream, Careful))
+    for _ in range(12):
+        assert quick.take(count, multiple).tolist() == careful.take(count, multiple).tolist()
+        assert quick.state == careful.state

@@ -7,6 +7,8 @@ k of a shuffled epoch can be computed alone, from a key: the state of a shuffle 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,20 +34,24 @@ def uniform(*values: int) -> float:
 
 def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     """Return which rows stand at these positions in the random order of `range(size)` named by `key`."""
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    # A grid that is all but as large as the range, so that hardly a position leads out of it.
+    height = math.isqrt(size - 1) + 1
+    width = -(-size // height)
     keys = [np.uint64(mix(key, round_)) for round_ in range(ROUNDS)]
-    rows = _shuffle(positions.astype(np.uint64), half, keys)
-    # The network permutes the next power of four; what falls outside is sent through again.
+    rows = _shuffle(positions.astype(np.uint64), height, width, keys)
+    # What falls outside is sent through again.
     while len(outside := np.flatnonzero(rows >= size)):
-        rows[outside] = _shuffle(rows[outside], half, keys)
+        rows[outside] = _shuffle(rows[outside], height, width, keys)
     return rows.astype(np.int64)
 
 
-def _shuffle(values: NDArray[np.uint64], half: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        scrambled = (right ^ key) * np.uint64(0xBF58476D1CE4E5B9)
+def _shuffle(values: NDArray[np.uint64], height: int, width: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
+    """Shift every column of a grid by what its number says, then every row, and so on."""
+    sides = np.uint64(height), np.uint64(width)
+    places = list(np.divmod(values, sides[1]))
+    for round_, key in enumerate(keys):
+        moved, other = round_ % 2, 1 - round_ % 2
+        scrambled = (places[other] ^ key) * np.uint64(0xBF58476D1CE4E5B9)
         scrambled = (scrambled ^ scrambled >> np.uint64(29)) * np.uint64(0x94D049BB133111EB)
-        left, right = right, left ^ (scrambled >> np.uint64(32)) & mask
-    return left << shift | right
+        places[moved] = (places[moved] + (scrambled >> np.uint64(32))) % sides[moved]
+    return np.asarray(places[0] * sides[1] + places[1])

@@ -14,7 +14,7 @@ Rows = NDArray[np.int64]
 # Rows that may wait for a later batch: all of a small dataset, yet few enough to keep in a checkpoint.
 LOOKAHEAD = 4_096
 # Rows shuffled at a time, if an epoch has as many: the arithmetic of a few costs as much as that of a thousand.
-BLOCK = 2_048
+BLOCK = 8_192
 
 
 class StreamState(NamedTuple):
@@ -51,6 +51,30 @@ class RowStream:
             count: Rows wanted.
             multiple: Cut a short batch to a multiple of this (unless it is shorter than one).
         """
+        rows = self._take_plainly(count)
+        if rows is None:
+            rows = self._take_carefully(count)
+        if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
+            position, waiting = self.state
+            self.state = StreamState(position, (*rows[len(rows) - surplus :].tolist(), *waiting))
+            rows = rows[: len(rows) - surplus]
+        return rows
+
+    def _take_plainly(self, count: int) -> Rows | None:
+        """Return the next rows if all of them may stand in one batch, as is the rule; None if they may not."""
+        position, waiting = self.state
+        rows = np.array(waiting, np.int64)
+        if len(rows) < count:
+            wanted = _wanted(count, len(rows))
+            rows = np.concatenate([rows, self._shuffled(position, wanted)])
+            position += wanted
+        if not _all_apart(self._text_keys(rows[:count])):
+            return None
+        self.state = StreamState(position, tuple(rows[count:].tolist()))
+        return rows[:count]
+
+    def _take_carefully(self, count: int) -> Rows:
+        """Return rows that may stand in one batch, and put off those that may not."""
         batch = _Batch(count)
         position, waiting = self.state
         candidates = np.array(waiting, np.int64)
@@ -59,13 +83,11 @@ class RowStream:
             rest = batch.add(candidates, self._text_keys(candidates))
             if batch.full or len(batch.postponed) >= patience:
                 break
-            wanted = max(count - len(batch.rows), count // 4, 8)
+            wanted = _wanted(count, len(batch.rows))
             candidates = self._shuffled(position, wanted)
             position += wanted
-        surplus = len(batch.rows) % multiple if len(batch.rows) >= multiple else 0
-        taken = len(batch.rows) - surplus
-        self.state = StreamState(position, (*batch.rows[taken:], *batch.postponed, *rest))
-        return np.array(batch.rows[:taken], np.int64)
+        self.state = StreamState(position, (*batch.postponed, *rest))
+        return np.array(batch.rows, np.int64)
 
     def _shuffled(self, start: int, count: int) -> Rows:
         first = start - self._block_start
@@ -82,6 +104,19 @@ class RowStream:
                 for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
             ]
         )
+
+
+def _wanted(count: int, found: int) -> int:
+    """Return how many more rows to look at: those that are missing, and not too few at a time."""
+    return max(count - found, count // 4, 8)
+
+
+def _all_apart(keys: NDArray[np.uint64]) -> bool:
+    """Return whether no text stands twice among anchors and positives, nor as a negative beside them."""
+    answers = np.sort(keys[:, :2], axis=None)
+    if (answers[1:] == answers[:-1]).any():
+        return False
+    return keys.shape[1] == 2 or not np.isin(keys[:, 2:], answers).any()
 
 
 def share(rows: Rows, rank: int, world: int) -> Rows:
