@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint unit setup wheel clean
+.PHONY: help demo test lint unit setup browser wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +20,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## adapt an encoder to a library's documentation and print the table
 	$(BIN)/mixfluence demo
 
-test: setup lint ## lint, types and all tests
+test: setup lint browser ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2
+
+browser: ## Debian's chromium, in which report pages are tested; installed if that is allowed
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+	  && apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium > /dev/null; } \
+	  || echo 'no chromium and no right to install it: report pages will NOT be tested in a browser'
 
 unit: setup ## the quick tests only (under a minute)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

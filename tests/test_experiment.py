@@ -22,7 +22,8 @@ from mixfluence.config.files import load_recipe
 from mixfluence.config.recipe import Recipe
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
-from mixfluence.evaluation import evaluate, read_evaluation
+from mixfluence.evaluation import read_evaluation
+from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.experiment import run
 from mixfluence.run_folder import read_trace
 from tests.conftest import WORDS

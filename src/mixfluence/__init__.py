@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mixfluence.data.mixture import Mixture
     from mixfluence.encoders import load_encoder
     from mixfluence.errors import MixfluenceError
-    from mixfluence.evaluation import evaluate
+    from mixfluence.evaluation.retrieval import evaluate
     from mixfluence.influence import (
         Alignment,
         Metric,
@@ -106,7 +106,7 @@ _HOMES = {
     "Temperature": "policy",
     "Weights": "policy",
     "distillation_metric": "influence",
-    "evaluate": "evaluation",
+    "evaluate": "evaluation.retrieval",
     "info_nce": "training.losses",
     "info_nce_metric": "influence",
     "load_encoder": "encoders",

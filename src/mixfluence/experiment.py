@@ -33,7 +33,9 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import write_weights
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
-from mixfluence.evaluation import Evaluation, bm25_run, evaluate, score_run, write_evaluation
+from mixfluence.evaluation import Evaluation, score_run, write_evaluation
+from mixfluence.evaluation.bm25 import bm25_run
+from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.record import Stopwatch, versions
 from mixfluence.run_folder import EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
 from mixfluence.stage_run import Pool, StageRun, step_of

@@ -21,7 +21,7 @@ from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
-from mixfluence.evaluation import DevEvaluator
+from mixfluence.evaluation.selection import DevEvaluator
 from mixfluence.record import Stopwatch
 from mixfluence.run_folder import MODEL_FOLDER, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
 from mixfluence.stages import FINAL, Stage

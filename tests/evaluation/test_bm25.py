@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.evaluation import bm25_run, score_run
+from mixfluence.evaluation import score_run
+from mixfluence.evaluation.bm25 import bm25_run
 
 
 def ocean_task() -> RetrievalSet:

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import MixfluenceError
-from mixfluence.evaluation import evaluate, score_embeddings
+from mixfluence.evaluation.retrieval import evaluate, score_embeddings
 
 
 def test_agrees_with_the_host(make_static: Callable[[], SentenceTransformer], task: RetrievalSet) -> None:

@@ -18,7 +18,8 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import DataError
-from mixfluence.evaluation import DevEvaluator, evaluate
+from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation.selection import DevEvaluator
 
 
 def two_sets(task: RetrievalSet) -> list[RetrievalSet]:

@@ -35,7 +35,7 @@ def uniform(*values: int) -> float:
 def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     """Return which rows stand at these positions in the random order of `range(size)` named by `key`."""
     # A grid that is all but as large as the range, so that hardly a position leads out of it.
-    height = math.isqrt(size - 1) + 1
+    height = math.isqrt(max(size, 1) - 1) + 1
     width = -(-size // height)
     keys = [np.uint64(mix(key, round_)) for round_ in range(ROUNDS)]
     rows = _shuffle(positions.astype(np.uint64), height, width, keys)

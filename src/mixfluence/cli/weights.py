@@ -1,0 +1,48 @@
+"""`mixfluence weights`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mixfluence.cli.result import write_result
+
+
+class Which(StrEnum):
+    """Which weights of a run."""
+
+    FINAL = "final"
+    AVERAGE = "average"
+
+
+def weights(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    which: Annotated[
+        Which, typer.Option(help="Those it ended with, or their mean over the batches trained on.")
+    ] = Which.FINAL,
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of the terminal.")
+    ] = None,
+) -> None:
+    """Print the mixture that a run learned, as JSON for `strategy.init.file` or another toolkit."""
+    import json
+
+    from mixfluence.config.files import load_recipe
+    from mixfluence.data.weights import replayed_weights
+    from mixfluence.errors import DataError
+    from mixfluence.run_folder import RECIPE_FILE
+
+    if not (run / RECIPE_FILE).is_file():
+        raise DataError(f"{run}: not a run folder, it has no {RECIPE_FILE}")
+    datasets = load_recipe(run / RECIPE_FILE, files_may_be_missing=True).train
+    found = replayed_weights(run, which.value)
+    if clusters := [name for name in found if name not in datasets]:
+        raise DataError(f"{run}: its trace is of clusters such as {clusters[0]}, not of datasets; use --which final")
+    text = json.dumps(found, indent=1) + "\n"
+    if file:
+        write_result(file, text)
+    else:
+        typer.echo(text, nl=False)

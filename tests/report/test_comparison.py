@@ -1,0 +1,228 @@
+"""Runs side by side.
+
+- Seeds of one recipe share a row with mean and spread; a copy of a run does not.
+- A copy of a run does not differ from it, and a difference in every query does.
+- Runs that were not judged on the same, or not at all, are refused by name; a difference in budget is told.
+- Costs are counted by part, and relative to static.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mixfluence.config.recipe import Recipe
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.evaluation import MEASURES, Evaluation
+from mixfluence.report.comparison import compare
+from mixfluence.report.folders import RunFolder
+
+Scores = Mapping[str, Sequence[float]]
+SCORES = {"big": [0.1, 0.5, 0.3, 0.9], "small": [0.2, 0.8]}
+
+
+def made_run(
+    name: str,
+    scores: Scores = SCORES,
+    *,
+    seed: int = 0,
+    strategy: Any = "static",
+    seconds: Mapping[str, float] | None = None,
+    gpus: int = 0,
+    **changes: Any,
+) -> RunFolder:
+    """A finished run in memory, with a score per query of each test set."""
+    pool = {dataset: {"format": "pairs", "path": dataset} for dataset in ("msmarco", "nq")}
+    recipe = {
+        "name": name,
+        "seed": seed,
+        "output": Path(f"runs/{name}"),
+        "model": {"name": "minilm"},
+        "training": {"steps": 10, "batch_size": 4},
+        "strategy": strategy,
+        "train": pool,
+        "dev": pool,
+    }
+    spent = {"data": 40.0, "train": 1800.0, "probe": 0.0, "evaluate": 900.0, **(seconds or {})}
+    record = {
+        "tests": {test: {"queries": len(values), "fingerprint": f"of {test}"} for test, values in scores.items()},
+        "datasets": {dataset: {"fingerprint": f"of {dataset}"} for dataset in pool},
+        "seconds": spent,
+        "gpu_hours": {part: gpus * value / 3600 for part, value in spent.items()},
+    }
+    evaluations = {
+        test: Evaluation(test, {f"q{i}": dict.fromkeys(MEASURES, value) for i, value in enumerate(values)})
+        for test, values in scores.items()
+    }
+    parsed = Recipe.model_validate(recipe | changes, context={"files_may_be_missing": True})
+    return RunFolder(Path(f"runs/{name}"), parsed, record, [], evaluations, {}, {})
+
+
+def with_record(run: RunFolder, **facts: Any) -> RunFolder:
+    return RunFolder(run.path, run.recipe, run.record | facts, [], run.scores, {}, {})
+
+
+def shifted(by: float, *, noise: float = 0.0) -> Scores:
+    generator = np.random.default_rng(0)
+    return {test: [value + by + noise * generator.normal() for value in values] for test, values in SCORES.items()}
+
+
+def test_a_copy_of_a_run_does_not_differ_from_it() -> None:
+    for test in ("t", "randomisation"):
+        found = compare([made_run("one"), made_run("copy")], test=test, bootstrap=True)
+        assert [row.names for row in found.rows] == [("one",), ("copy",)]
+        assert found.contrast is not None
+        outcomes = [found.contrast.average, *found.contrast.tests.values()]
+        assert [(o.difference, o.p, o.corrected, o.interval) for o in outcomes] == [(0.0, 1.0, 1.0, (0.0, 0.0))] * 3
+        assert not any(outcome.significant for outcome in outcomes)
+        assert found.differences == ()
+
+
+def test_seeds_of_a_recipe_share_a_row() -> None:
+    runs = [
+        made_run("a-0", shifted(0.0)),
+        made_run("b-0", strategy="cooldown"),
+        made_run("a-1", shifted(0.1), seed=1),
+        made_run("a-2", shifted(0.05), seed=2),
+    ]
+    row, other = compare(runs).rows
+    assert (row.names, row.seeds, other.names) == (("a-0", "a-1", "a-2"), (0, 1, 2), ("b-0",))
+    averages = [100 * (0.45 + 0.5) / 2 + shift for shift in (0, 10, 5)]
+    assert row.average.values == pytest.approx(averages)
+    assert row.average.mean == pytest.approx(averages[0] + 5)
+    assert row.average.spread == pytest.approx(stdev(averages))
+    assert row.scores["small"].mean == pytest.approx(55)
+    assert other.average.spread is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"strategy": {"name": "static", "init": "uniform"}},
+        {"training": {"steps": 20, "batch_size": 4}},
+        {"dev": {}},
+        {"seed": 0},
+    ],
+)
+def test_other_recipes_and_repeated_seeds_get_rows_of_their_own(change: dict[str, Any]) -> None:
+    assert len(compare([made_run("a"), made_run("b", **{"seed": 1, **change})]).rows) == 2
+
+
+def test_several_seeds_are_tested_by_their_mean_query_by_query() -> None:
+    first = [shifted(0.1, noise=0.1), shifted(0.2, noise=0.05)]
+    runs = [made_run(f"a{seed}", scores, seed=seed) for seed, scores in enumerate(first)]
+    # The order of queries in a file does not matter.
+    other = made_run("b", strategy="cooldown")
+    other.scores["big"] = Evaluation("big", dict(reversed(list(other.scores["big"].per_query.items()))))
+    tested = compare([*runs, other]).contrast
+    assert tested is not None
+    means = [(a + b) / 2 for a, b in zip(first[0]["big"], first[1]["big"], strict=True)]
+    assert tested.tests["big"].p == pytest.approx(stats.ttest_rel(means, SCORES["big"]).pvalue)
+    assert tested.tests["big"].difference == pytest.approx(100 * (np.mean(means) - np.mean(SCORES["big"])))
+
+
+def test_every_test_set_counts_alike_and_holm_corrects_over_them() -> None:
+    better = {"big": [v + 0.1 + 0.01 * i for i, v in enumerate(SCORES["big"])], "small": [0.3, 0.85]}
+    tested = compare([made_run("a", better), made_run("b")]).contrast
+    assert tested is not None
+    assert (tested.first, tested.second) == (0, 1)
+    big, small = tested.tests["big"], tested.tests["small"]
+    assert (big.queries, small.queries, tested.average.queries) == (4, 2, 6)
+    assert tested.average.difference == pytest.approx((11.5 + 7.5) / 2)
+    assert big.p < small.p
+    assert big.corrected == pytest.approx(2 * big.p)
+    assert small.corrected == pytest.approx(max(small.p, 2 * big.p))
+    assert tested.average.corrected == tested.average.p
+    assert big.significant
+    assert not small.significant
+
+
+def test_the_two_best_are_tested_unless_the_user_names_others() -> None:
+    runs = [made_run(name, shifted(by), strategy=sampler) for name, by, sampler in (
+        ("low", -0.05, "static"), ("best", 0.1, "cooldown"), ("good", 0.05, "inf-dds"), ("2", 0.0, "multidds"),
+    )]  # fmt: skip
+    runs.append(made_run("best-1", shifted(0.1), strategy="cooldown", seed=1))
+
+    def tested(between: tuple[str, str] | None) -> tuple[int, int]:
+        contrast = compare(runs, between=between).contrast
+        assert contrast is not None
+        return contrast.first, contrast.second
+
+    assert tested(None) == (1, 2)
+    assert tested(("low", "3")) == (0, 2)
+    assert tested(("best-1", "low")) == (1, 0)
+    # A name counts before a position.
+    assert tested(("1", "2")) == (0, 3)
+    with pytest.raises(RecipeError, match=r"no row is called 'worst'; the rows are 1 low, 2 best, 3 good, 4 2"):
+        tested(("worst", "1"))
+    with pytest.raises(RecipeError, match=r"best best-1: both are row 2, expected two rows"):
+        tested(("best", "best-1"))
+    assert compare(runs[:1]).contrast is None
+
+
+def test_what_cannot_be_compared_is_refused_by_name() -> None:
+    one = made_run("one")
+    with pytest.raises(DataError, match=r"^stopped: the run has not finished"):
+        compare([one, RunFolder(Path("stopped"), one.recipe, {}, [], {}, {}, {})])
+    with pytest.raises(DataError, match=r"^untested: the run was tested on nothing"):
+        compare([made_run("untested", {})])
+    fewer = made_run("fewer", {"big": SCORES["big"]})
+    expected = r"one and fewer cannot be compared: one was tested on small, fewer was not"
+    with pytest.raises(DataError, match=expected):
+        compare([one, fewer])
+    with pytest.raises(DataError, match=r"fewer and one cannot be compared: one was tested on small, fewer was not"):
+        compare([fewer, one])
+    tests = one.record["tests"] | {"small": {"queries": 2, "fingerprint": "other"}}
+    with pytest.raises(DataError, match=r"one and other cannot be compared: their test sets small do not have"):
+        compare([one, with_record(made_run("other"), tests=tests)])
+    cut = made_run("cut")
+    cut.scores["big"] = Evaluation("big", dict(list(cut.scores["big"].per_query.items())[:-1]))
+    with pytest.raises(DataError, match=r"one and cut cannot be compared: their scores of big are of other queries"):
+        compare([one, cut])
+
+
+def test_the_order_of_test_sets_does_not_matter() -> None:
+    turned = made_run("turned", dict(reversed(SCORES.items())))
+    found = compare([made_run("one"), turned])
+    assert found.tests == ("big", "small")
+    assert found.contrast is not None
+    assert found.contrast.average.difference == 0
+
+
+def test_differences_in_budget_and_data_are_told() -> None:
+    one = made_run("one", training={"steps": 10, "batch_size": 4, "log_every": 3})
+    other = made_run("other", strategy="cooldown", training={"steps": 20, "batch_size": 4}, gpus=2)
+    third = made_run("third", strategy="cooldown", selection={"every": 5}, model={"name": "[big]"})
+    third = with_record(third, datasets={"nq": {"fingerprint": "changed"}})
+    assert set(compare([one, other, third]).differences) == {
+        "training.steps differs: 10 in one, third; 20 in other",
+        "number of GPUs differs: 0 in one, third; 2 in other",
+        "model.name differs: minilm in one, other; [big] in third",
+        "selection.every differs: none in one, other; 5 in third",
+        "selection.dev differs: none in one, other; shared in third",
+        "selection.corpus differs: none in one, other; 20000 in third",
+        "training rows of nq are not the same in one and third",
+    }
+
+
+def test_costs_are_counted_by_part_and_relative_to_static() -> None:
+    spent = {"train": 3600.0, "probe": 360.0, "cluster": 36.0, "stage a": 3600.0, "stage b": 1800.0, "tokenise": 50.0}
+    static = [made_run("s0", gpus=2), made_run("s1", gpus=2, seed=1, seconds={"train": 5400.0})]
+    found = compare([made_run("dear", strategy="doge", gpus=2, seconds=spent), *static])
+    dear, cheap = found.rows
+    assert found.on_gpu
+    assert dear.hours == pytest.approx({"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02})
+    assert cheap.hours == pytest.approx({"training": 2, "probing": 0, "stages": 0, "clustering": 0})
+    assert found.relative_cost(dear) == pytest.approx(5.22 / 2)
+    assert found.relative_cost(cheap) == 1
+    # If one run had no GPU, all are told in plain hours.
+    mixed = compare([made_run("dear", strategy="doge", gpus=2, seconds=spent), made_run("cpu", strategy="cooldown")])
+    assert not mixed.on_gpu
+    assert mixed.rows[0].total_hours == pytest.approx(2.61)
+    assert mixed.relative_cost(mixed.rows[0]) is None
