@@ -1,9 +1,7 @@
 """What every sampler costs against what its docstring says, in training steps of a static run, all in one go.
 
-Predicted, with M domains, targets whose dev rows fill D training batches, U rounds of measuring in T steps:
-a probe is M x l steps and M + 1 looks of D / 3; a comparison of gradients is M + D steps; a look is D / 3; a reference
-model adds a third to every step of a proxy; clustering is a third of a step for every batch of rows. Measured: seconds
-of training, measuring, stages and clustering over those of a static run. The data is that of the recipe `english13`.
+Predicted is what `mixfluence plan` says. Measured: seconds of training, measuring, stages and clustering over those of
+a static run. The data is that of the recipe `english13`.
 
     python benchmarks/method_cost.py DATA --target covidqa --steps 200
 """
@@ -20,38 +18,15 @@ METHODS = ["cooldown", "target-only", "inf-dds", "replay", "multidds", "aioli", 
 PARTS = ("train", "probe", "cluster")
 
 
-def predicted(method: str, record: dict[str, Any], recipe: Any, dev_rows: int) -> float:
-    """Return the cost that a method's docstring states, in static runs of as many steps."""
-    batch, steps, domains = recipe.training.batch_size, recipe.training.steps, len(record["datasets"])
-    dev = min(256, dev_rows) / batch
-    rounds = record["probing"]["rounds"] / steps
-    proxy = record["stages"].get("proxy", {}).get("probing", {}).get("rounds", 0) / steps
-    match method:
-        case "inf-dds":
-            return float(1 + rounds * (domains * recipe.strategy.inner_steps + (domains + 1) * dev / 3))
-        case "multidds":
-            return float(1 + rounds * (domains + dev))
-        case "doge":
-            return float(2 + proxy * (domains + dev))
-        case "doremi" | "tdro":
-            return 3 + 1 / 3
-        case "aioli":
-            return float(1 + rounds * dev / 3)
-        case "crisp":
-            return float(1 + sum(facts["rows"] for facts in record["datasets"].values()) / batch / 3 / steps)
-        case _:
-            return 1.0
-
-
 def seconds_of(record: dict[str, Any]) -> float:
     stages = sum(stage["seconds"].get(part, 0.0) for stage in record["stages"].values() for part in PARTS)
     return float(sum(record["seconds"].get(part, 0.0) for part in PARTS) + stages)
 
 
 def main() -> None:
-    from mixfluence.assembly import read_rows
     from mixfluence.config.files import find_recipe, load_recipe
     from mixfluence.experiment import run
+    from mixfluence.planning import plan_run
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
@@ -76,7 +51,7 @@ def main() -> None:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         seconds = seconds_of(record)
         once = once or seconds
-        expected = predicted(method, record, recipe, len(read_rows(recipe.dev[options.target])))
+        expected = plan_run(recipe).times_static
         memory = record["probing"]["parameter_sizes"]
         print(f"{method:12} {seconds:8.1f} {seconds / once:9.2f} {expected:10.2f} {memory:7.1f}", flush=True)
 

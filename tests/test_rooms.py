@@ -17,7 +17,7 @@ import mixfluence
 SOURCE = Path(mixfluence.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-TOOLS = {"errors", "atomic", "run_folder"}
+TOOLS = {"errors", "atomic", "run_folder", "display"}
 PARTS = {*TOOLS, "attention", "encoders", "influence", "policy", "strategies", "data", "clustering", "evaluation"}
 PARTS |= {"training"}
 # Room -> the other rooms it may import. Only what puts a run together knows recipes, and only `cli` the user.
@@ -25,6 +25,7 @@ DOORS: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
     "run_folder": {"errors"},
+    "display": set(),
     "attention": set(),
     "record": TOOLS,
     "encoders": TOOLS,
@@ -41,7 +42,8 @@ DOORS: dict[str, set[str]] = {
     "stages": {*PARTS, "config"},
     "stage_run": {*PARTS, "config", "assembly", "record", "stages"},
     "experiment": {*PARTS, "config", "assembly", "record", "stages", "stage_run"},
-    "cli": {*PARTS, "config", "assembly", "experiment", "report"},
+    "planning": {*PARTS, "config", "assembly", "stages", "stage_run", "experiment"},
+    "cli": {*PARTS, "config", "assembly", "experiment", "report", "planning"},
 }
 # Package -> the rooms that may know it.
 GUESTS: dict[str, set[str]] = {

@@ -27,7 +27,7 @@ from tests.training.runs import TurnAt, Turning, arguments, build, pool
 
 pytestmark = pytest.mark.slow
 
-TIMED = {"seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+TIMED = {"seconds", "probing/seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
 
 class StopAt(TrainerCallback):

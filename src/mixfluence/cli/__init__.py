@@ -6,11 +6,16 @@ import sys
 
 import typer
 
+from mixfluence.cli.compare import compare
 from mixfluence.cli.demo import demo
 from mixfluence.cli.evaluate import evaluate
+from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
+from mixfluence.cli.report import report
+from mixfluence.cli.status import status
 from mixfluence.cli.terminal import errors
 from mixfluence.cli.train import train
+from mixfluence.cli.weights import weights
 from mixfluence.errors import MixfluenceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -23,9 +28,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(train)
-app.command()(evaluate)
+for verb in (demo, plan, train, status, evaluate, compare, report, weights):
+    app.command()(verb)
 app.add_typer(recipes, name="recipes")
 
 

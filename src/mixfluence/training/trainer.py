@@ -88,6 +88,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self._tokenised: dict[str, TokenisedRows] | None = None
         self._rounds: ProbeRounds | None = None
         self._influence: dict[str, float] = {}
+        self._probing_seconds = 0.0
         if self.dev and "eval_dataset" not in host_options:
             judged = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
             host_options["eval_dataset"] = _host_columns(judged) if judged else None
@@ -168,6 +169,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         """Probe and let the strategy learn from it; return what the trace should say."""
         assert self._rounds is not None
         influences, cost = self._rounds.run()
+        self._probing_seconds += cost["seconds"]
         update = cost | describe(influences, self.strategy.update(influences), list(self.mixture))
         self._influence = update.get("influence", {})
         return update
@@ -212,6 +214,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
             logs = logs | {f"sampling/{name}": round(p, 6) for name, p in self.probabilities().items()}
             logs |= {f"rows_drawn/{name}": rows for name, rows in drawn.items()}
             logs |= {f"influence/{name}": value for name, value in self._influence.items()}
+            if self._rounds:
+                logs["probing/seconds"] = round(self._probing_seconds, 3)
         super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -1,0 +1,56 @@
+"""`mixfluence plan`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from mixfluence.cli.terminal import output, prepare, print_line
+from mixfluence.errors import RecipeError
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with mixfluence.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as training.steps=100.")
+    ] = None,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=ROWS,...", help="Rows of datasets that are not here, dev.NAME=ROWS for dev sets; not read."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        int | None, typer.Option(min=5, metavar="STEPS", help="Train for a few steps to tell how long it will take.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Tell what a run will cost before any step of it: epochs, overhead, memory, and what looks wrong."""
+    from mixfluence.config.files import find_recipe, load_recipe
+
+    parsed = load_recipe(find_recipe(recipe), overrides or [], files_may_be_missing=calibrate is None)
+    given = dict(map(_size, (part for text in sizes or [] for part in text.split(","))))
+    prepare(verbose=False)
+    from mixfluence.planning import plan_run
+    from mixfluence.planning.view import plan_view
+
+    planned = plan_run(parsed, given)
+    if calibrate:
+        from mixfluence.planning.calibration import calibrated
+
+        planned = calibrated(planned, parsed, calibrate)
+    if as_json:
+        print_line(json.dumps(planned.as_json(), indent=1))
+        return
+    output.print(plan_view(planned), highlight=False)
+    if any(dataset.rows is None for dataset in planned.datasets):
+        print_line("\nSay what you know with --sizes NAME=ROWS,dev.NAME=ROWS.")
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, rows = text.rpartition("=")
+    if not name or not rows.strip().isdecimal():
+        raise RecipeError(f"--sizes {text!r}: expected NAME=ROWS, such as fever=109810")
+    return name.strip(), int(rows)

@@ -1,0 +1,80 @@
+"""Small pictures and words for a terminal: bars, sparklines, how long something takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+LEVELS = "▁▂▃▄▅▆▇█"
+EIGHTHS = " ▏▎▍▌▋▊▉"
+BAR_WIDTH = 12
+HISTORY_WIDTH = 16
+NAME_WIDTH = 24
+MOST_DATASETS = 8
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """Return a bar for a part of one, in eighths of a character; anything above zero shows."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    whole, part = divmod(max(eighths, 1 if share > 0 else 0), 8)
+    return "█" * whole + (EIGHTHS[part] if part else "")
+
+
+def sparkline(values: Sequence[float], width: int = HISTORY_WIDTH) -> str:
+    """Return how values went, from 0 to their greatest; of many, as many as there is room for, the last among them."""
+    if len(values) > width:
+        values = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
+    top = max(values, default=0.0)
+    return "".join(LEVELS[round(value / top * (len(LEVELS) - 1))] if top > 0 else LEVELS[0] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it, in its two largest units."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if (whole := round(seconds)) < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, with a digit more where it is small."""
+    return "0%" if share == 0 else "<0.1%" if share < 0.0005 else f"{100 * share:.1f}%"
+
+
+def largest(weights: Mapping[str, float], count: int) -> list[str]:
+    """Return the names with the largest weights, largest first."""
+    return sorted(weights, key=lambda name: -weights[name])[:count]
+
+
+def mixture_table(history: Sequence[Mapping[str, float]], influence: Mapping[str, float]) -> Table:
+    """Return what is drawn now: the most likely datasets with a bar, how each got there, and its last influence.
+
+    Args:
+        history: Probabilities of the datasets, oldest first; not empty.
+        influence: The last influence of those that were measured.
+    """
+    now = history[-1]
+    shown = largest(now, MOST_DATASETS)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=NAME_WIDTH, no_wrap=True, overflow="ellipsis")
+    # Numbers must not lose a digit where there is little room: half an exponent is another number.
+    for width in (BAR_WIDTH, len("100.0%"), HISTORY_WIDTH, len("-1.1e-05")):
+        table.add_column(min_width=width, no_wrap=True, justify="left" if width == BAR_WIDTH else "right")
+    # Names are data: as text, brackets in them mean nothing.
+    for name in shown:
+        went = sparkline([weights.get(name, 0.0) for weights in history])
+        gain = f"{influence[name]:+.2g}" if name in influence else ""
+        table.add_row(Text(name), Text(bar(now[name]), "cyan"), percent(now[name]), Text(went, "dim"), gain)
+    if rest := len(now) - len(shown):
+        others = 1 - sum(now[name] for name in shown)
+        table.add_row(Text(f"and {rest} more", "dim"), "", Text(percent(max(others, 0.0)), "dim"), "", "")
+    return table

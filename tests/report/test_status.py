@@ -1,0 +1,186 @@
+"""A run as its folder shows it.
+
+- Finished, killed half-way, not yet begun, in an earlier stage, silent for long: each is told.
+- Numbers are those of the trace.
+- Stages are those that the run itself would have.
+- Names of datasets are text, whatever is in them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mixfluence.config.files import load_recipe
+from mixfluence.errors import DataError
+from mixfluence.report.status import read_status, stage_steps, status_view
+from mixfluence.run_folder import read_trace
+from mixfluence.stages import build_stages
+from tests.test_methods import SETTINGS, chosen
+from tests.test_recipes import SMALL, write
+
+RUN = """\
+name: slow
+model: {name: wordllama}
+defaults: {format: pydocs, library: "{name}"}
+train: [numpy, scipy]
+dev: [pandas]
+strategy: {name: inf-dds}
+training: {steps: 100, batch_size: 4}
+"""
+NAMES = ["[bold]loud[/bold]", "<script>alert(1)</script>"]
+WRITTEN = 1_000_000.0
+
+
+def shown(folder: Path, now: float | None = None) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(status_view(read_status(folder, now)))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten of a hundred steps in 20 s, 8 of which went into an update after step 5."""
+    even, turned = dict(zip(NAMES, (0.5, 0.5), strict=True)), dict(zip(NAMES, (0.25, 0.75), strict=True))
+    influence = dict(zip(NAMES, (-0.001, 0.02), strict=True))
+    lines = [
+        {"step": 0, "seconds": 0.0, "datasets": {}},
+        {"step": 5, "seconds": 6.0, "weights": even, "loss": 3.0, "learning_rate": 1e-5},
+        {"step": 5, "seconds": 14.0, "weights": turned, "update": {"seconds": 8.0, "influence": influence}},
+        {"step": 10, "seconds": 20.0, "weights": turned, "loss": 2.5, "learning_rate": 2e-5},
+    ]
+    (tmp_path / "recipe.yaml").write_text(RUN, encoding="utf-8")
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / "checkpoints" / "checkpoint-9").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-10").mkdir()
+    os.utime(tmp_path / "trace.jsonl", (WRITTEN, WRITTEN))
+    return tmp_path
+
+
+def test_numbers_are_those_of_the_trace(folder: Path) -> None:
+    status = read_status(folder, WRITTEN + 30)
+    assert (status.state, status.stage, status.step, status.steps) == ("training", "final", 10, 100)
+    assert (status.loss, status.learning_rate, status.checkpoint) == (2.5, 2e-5, 10)
+    assert status.seconds_per_step == pytest.approx(12 / 10)
+    assert status.overhead == pytest.approx(8 / 12)
+    assert status.left == pytest.approx(90 * 20 / 10)
+    assert status.influence[NAMES[1]] == 0.02
+    assert status.history[-1][NAMES[1]] == 0.75
+
+
+def test_names_and_numbers_are_shown_as_they_are(folder: Path) -> None:
+    text = shown(folder, WRITTEN + 30)
+    assert "slow: inf-dds, training\n" in text
+    assert "[bold]loud[/bold]" in text
+    assert "<script>alert(1)</scrip…" in text
+    assert "10 of 100 (10%)" in text
+    assert "3 min 0 s" in text
+    assert "+0.02" in text
+    assert text.index("75.0%") < text.index("25.0%")
+
+
+def test_a_trace_that_has_not_grown_for_long_is_said_to(folder: Path) -> None:
+    # Its longest pause was 8 s, so that a minute of silence is long.
+    assert read_status(folder, WRITTEN + 59).silent is None
+    assert read_status(folder, WRITTEN + 7200).silent == 7200
+    text = shown(folder, WRITTEN + 7200)
+    assert "probably stopped in training" in text
+    assert "1970-01-12" in text
+    assert "2 h 0 min ago" in text
+
+
+def test_a_run_with_long_pauses_is_given_longer(folder: Path) -> None:
+    trace = folder / "trace.jsonl"
+    with trace.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 20, "seconds": 120.0, "weights": {"a": 1.0}}) + "\n")
+    os.utime(trace, (WRITTEN, WRITTEN))
+    assert read_status(folder, WRITTEN + 499).silent is None
+    assert read_status(folder, WRITTEN + 501).silent == 501
+
+
+def test_a_run_that_has_not_begun_is_at_step_0(folder: Path) -> None:
+    (folder / "trace.jsonl").unlink()
+    os.utime(folder / "recipe.yaml", (WRITTEN, WRITTEN))
+    status = read_status(folder, WRITTEN + 5)
+    assert (status.step, status.left, status.overhead, status.history) == (0, None, None, [])
+    assert "0 of 100" in shown(folder, WRITTEN + 5)
+
+
+def test_a_run_that_has_trained_but_is_not_done_is_testing(folder: Path) -> None:
+    with (folder / "trace.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 100, "seconds": 200.0, "weights": {"a": 1.0}}) + "\n")
+    assert read_status(folder).state == "testing"
+
+
+def test_an_earlier_stage_is_told_with_what_comes_after(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(
+        RUN.replace("name: inf-dds", "name: doremi, reference_steps: 40, proxy_steps: 20"), encoding="utf-8"
+    )
+    for stage in ("reference", "proxy"):
+        (folder / "stages" / stage).mkdir(parents=True)
+    shutil.copy(folder / "trace.jsonl", folder / "stages" / "reference")
+    shutil.move(folder / "trace.jsonl", folder / "stages" / "proxy")
+    status = read_status(folder)
+    assert (status.stage, status.step, status.steps) == ("proxy", 10, 20)
+    assert status.left == pytest.approx((10 + 100) * 2)
+    assert status.checkpoint is None
+    assert "proxy, 2 of 3" in shown(folder)
+
+
+@pytest.mark.parametrize("method", [*SETTINGS, "doremi-short", "doge-short"])
+def test_stages_are_those_of_the_run(tmp_path: Path, method: str) -> None:
+    change = {
+        "doremi-short": "strategy={name: doremi, reference_steps: 3, proxy_steps: 4}",
+        "doge-short": "strategy={name: doge, proxy_steps: 5}",
+    }.get(method) or chosen(method, tmp_path)
+    recipe = load_recipe(write(tmp_path, SMALL), [change])
+    assert list(stage_steps(recipe).items()) == [(stage.name, stage.steps) for stage in build_stages(recipe)]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not a run folder, it has no recipe\.yaml"):
+        read_status(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*SETTINGS, "replay"])
+def test_finished_runs_of_every_method_are_shown(runs: Path, method: str) -> None:
+    status = read_status(runs / method, now=1e12)
+    trace = read_trace(runs / method / "trace.jsonl")
+    assert (status.state, status.silent) == ("finished", None)
+    assert (status.step, status.steps, status.left) == (24, 24, 0)
+    assert status.loss == [line["loss"] for line in trace if "loss" in line][-1]
+    measured = [line for line in trace if line.get("update", {}).get("influence")]
+    assert bool(status.influence) == bool(measured) == (method in {"inf-dds", "multidds", "aioli"})
+    assert sum(status.history[-1].values()) == pytest.approx(1)
+    text = shown(runs / method)
+    assert "finished" in text
+    assert ("<script>" in text) == (method != "crisp")
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_told_as_far_as_it_came(runs: Path) -> None:
+    status = read_status(runs / "killed", now=1e12)
+    assert status.state == "training"
+    assert 8 <= status.step < 14
+    assert status.checkpoint == 8
+    assert status.silent is not None
+    assert "probably stopped" in shown(runs / "killed", now=1e12)
+
+
+@pytest.mark.slow
+def test_a_proxy_is_shown_by_what_it_has_found(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "doremi", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "model"))
+    for name in ("trace.jsonl", "record.json"):
+        (tmp_path / "run" / name).unlink()
+    status = read_status(tmp_path / "run")
+    assert (status.stage, status.step, status.searching) == ("proxy", 24, True)
+    assert status.history[-1] == read_trace(tmp_path / "run" / "stages" / "proxy" / "trace.jsonl")[-1]["outcome"]
+    assert "the mixture found so far" in shown(tmp_path / "run")

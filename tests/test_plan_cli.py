@@ -1,0 +1,83 @@
+"""`mixfluence plan` and `mixfluence status` as a user meets them: real processes, exit codes, the right stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import mixfluence
+from tests.test_experiment import recipe_path
+
+__all__ = ["recipe_path"]
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_recipe_is_planned_with_its_data(recipe_path: Path, tmp_path: Path) -> None:
+    result = mixfluence("plan", str(recipe_path), "strategy=inf-dds", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    lines = [line.split() for line in result.stdout.splitlines()]
+    # 80 and 20 training rows, drawn by size for 12 steps of 8.
+    assert ["big", "80", "80.0%", "0.96"] in lines
+    assert ["small", "20", "20.0%", "0.96"] in lines
+    assert "no update would ever come" in result.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
+    result = mixfluence("plan", "english13-inf-dds", "dev=[covidqa]", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    # (13 x 3 + 14 looks of 256 rows in batches of 128, a third each) x 7 updates.
+    assert "7 updates from step 25 on, each 48.3 training steps (+85%)" in result.stdout
+    assert "not known:" in result.stdout
+    assert "--sizes NAME=ROWS" in result.stdout
+
+
+def test_sizes_can_be_told_and_the_plan_read_by_programs(tmp_path: Path) -> None:
+    told = "--sizes=socode=1000,nq=20", "--sizes=dev.covidqa=100"
+    result = mixfluence("plan", "english13-inf-dds", "dev=[covidqa]", *told, "--json", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    rows = {dataset["name"]: dataset["rows"] for dataset in plan["datasets"]}
+    assert (rows["socode"], rows["nq"], rows["medquad"]) == (1000, 20, None)
+    assert plan["guides"] == {"covidqa": 50}
+    assert plan["memory"] == 7
+    assert any("nq: 20 rows do not fill a batch of 128" in concern for concern in plan["concerns"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sizes", "socode"], "error: --sizes 'socode': expected NAME=ROWS, such as fever=109810"),
+        (["--sizes", "soco=5"], "error: size of 'soco': the recipe has no such dataset; did you mean 'socode'?"),
+        (["--calibrate", "5"], "no such file or folder"),
+    ],
+)
+def test_mistakes_exit_with_2_and_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+    result = mixfluence("plan", "english13", *words, folder=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_calibration_gives_hours_and_leaves_nothing_behind(recipe_path: Path, tmp_path: Path) -> None:
+    result = mixfluence("plan", str(recipe_path), "strategy=multidds", "--calibrate", "6", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "on this machine" in result.stdout
+    assert "s an update" in result.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_status_tells_of_a_run_and_refuses_what_is_none(recipe_path: Path, tmp_path: Path) -> None:
+    assert mixfluence("train", str(recipe_path), "test={}", "selection=null", folder=tmp_path).returncode == 0
+    result = mixfluence("status", "run", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "tiny: static, finished" in result.stdout
+    assert "12 of 12 (100%)" in result.stdout
+    refused = mixfluence("status", "data", folder=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.strip() == "error: data: not a run folder, it has no recipe.yaml"

@@ -1,0 +1,338 @@
+"""What a run will cost, before it runs.
+
+- Costs of every method on a case worked out by hand: three datasets, two dev sets that fill 1.5 training batches.
+- Epochs under the first weights, schedules and limits.
+- Each warning comes on a recipe made for it, and none on a sound one.
+- Without data, a plan tells what it can and says what it cannot.
+- What is planned agrees with what real tiny runs count.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sentence_transformers import SentenceTransformer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mixfluence.config.files import RECIPES, load_recipe
+from mixfluence.config.recipe import ModelSection, Recipe
+from mixfluence.errors import RecipeError
+from mixfluence.experiment import run
+from mixfluence.planning import Plan, costs, plan_run
+from mixfluence.planning.calibration import Pace, calibrated, pace_of
+from mixfluence.planning.inventory import count_parameters
+from mixfluence.planning.view import plan_view
+from mixfluence.planning.walk import relative_rate
+from tests.test_experiment import recipe_path
+
+__all__ = ["recipe_path"]
+
+# Nothing of it is on any machine.
+ELSEWHERE = """\
+name: elsewhere
+model: {name: nowhere/model}
+defaults: {format: pairs, path: "nowhere/{name}.jsonl"}
+train: [a, b, c]
+dev: [x, y]
+training: {steps: 100, batch_size: 64}
+"""
+SIZES = {"a": 640, "b": 320, "c": 160, "dev.x": 32, "dev.y": 1000}
+EVERY_TEN = "update_every: 10, warmup_steps: 10, freeze_below: 0.0"
+PROBE = "inner_steps: 2, probe: {{dev_batch_size: 64{}}}"
+ALIGNMENT = "alignment: {{dev_batch_size: 64{}}}"
+
+
+def recipe_of(tmp_path: Path, *changes: str) -> Recipe:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(ELSEWHERE, encoding="utf-8")
+    return load_recipe(path, changes, files_may_be_missing=True)
+
+
+def planned(tmp_path: Path, *changes: str, sizes: dict[str, int] | None = None) -> Plan:
+    return plan_run(recipe_of(tmp_path, *changes), SIZES if sizes is None else sizes)
+
+
+# Updates at steps 10, 20 .. 90: nine of them, because none comes after the last step.
+@pytest.mark.parametrize(
+    ("strategy", "cost", "memory"),
+    [
+        ("name: static", 100, 0),
+        ("name: cooldown", 100, 0),
+        ("name: target-only, init: uniform", 100, 0),
+        # 3 x 2 steps, and 4 looks at 1.5 batches, a third of a step each.
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 100 + 9 * (6 + 2), 3),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, subset: 2", 100 + 9 * (4 + 1.5), 3),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, reptile: relative", 100 + 9 * 8, 4),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', state: momentum-free')}", 100 + 9 * 8, 1),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', snapshot: host')}, reptile: relative", 100 + 9 * 8, 1),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', batch_size: 16')}", 100 + 9 * (1.5 + 2), 3),
+        # At steps 89 and 90: after them the learning rate is below a tenth.
+        (f"name: inf-dds, update_every: 1, warmup_steps: 89, {PROBE.format('')}", 100 + 2 * 8, 3),
+        (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format('')}", 100 + 9 * (3 + 1.5), 1),
+        (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format(', lookahead: true')}", 100 + 9 * (3 * 2.5 + 0.5), 4),
+        (f"name: doge, {ALIGNMENT.format('')}", 100 + 9 * 4.5 + 100, 1),
+        (f"name: doge, rounds: 2, proxy_steps: 20, {ALIGNMENT.format('')}", 2 * (20 + 4.5) + 100, 1),
+        ("name: doremi", 100 + 400 / 3 + 100, 1),
+        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 40 + 100, 1),
+        ("name: tdro", 100 + 400 / 3 + 100, 1),
+        # Sweeps from 10, 30, 50 and 70 with four looks, and one from 90 whose last would come at 102.
+        (
+            "name: aioli, update_every: 20, warmup_steps: 10, freeze_below: 0.0, probe: {dev_batch_size: 64}",
+            100 + 19 * 0.5,
+            0,
+        ),
+        # 1120 rows are 17.5 batches.
+        ("name: crisp", 100 + 17.5 / 3, 0),
+    ],
+)
+def test_costs_by_hand(tmp_path: Path, strategy: str, cost: float, memory: float) -> None:
+    changes = ["dev={a: {}, x: {}}"] if "target-only" in strategy else []
+    sizes = SIZES if not changes else {"a": 640, "b": 320, "c": 160}
+    plan = planned(tmp_path, *changes, f"strategy={{{strategy}}}", sizes=sizes)
+    assert plan.cost == pytest.approx(cost)
+    assert plan.times_static == pytest.approx(cost / 100)
+    assert plan.sampler_memory == memory
+    assert plan.memory == 4 + memory
+
+
+def test_a_step_of_several_batches_makes_measuring_cheaper(tmp_path: Path) -> None:
+    # A probe's batch is half a step, and dev fills 0.75 steps.
+    changes = [f"strategy={{name: inf-dds, {EVERY_TEN}, {PROBE.format('')}}}", "training.gradient_accumulation=2"]
+    assert planned(tmp_path, *changes).stages[0].update_cost == pytest.approx(3 * 2 * 0.5 + 4 * 0.25)
+
+
+def test_the_cost_model_gives_the_known_overheads_of_the_paper_s_settings() -> None:
+    assert costs.probe_round(7, 1, 3, 1) / 50 == pytest.approx(0.473, abs=1e-3)
+    assert costs.probe_round(7, 1, 3, 5) / 50 == pytest.approx(0.687, abs=1e-3)
+    assert costs.probe_round(8, 0.8, 3, 13) / 250 == pytest.approx(0.233, abs=1e-3)
+
+
+def epochs(plan: Plan) -> dict[str, float | None]:
+    return {dataset.name: dataset.epochs for dataset in plan.datasets}
+
+
+def test_epochs_by_hand(tmp_path: Path) -> None:
+    assert epochs(planned(tmp_path)) == pytest.approx(dict.fromkeys("abc", 6400 / 1120))
+    even = {"a": 6400 / 3 / 640, "b": 6400 / 3 / 320, "c": 6400 / 3 / 160}
+    assert epochs(planned(tmp_path, "strategy.init=uniform")) == pytest.approx(even)
+    # Half the run even, half by size.
+    cooled = planned(tmp_path, "strategy={name: cooldown, hot: .inf}")
+    assert cooled.datasets[2].share == pytest.approx((1 / 3 + 1 / 7) / 2)
+    # Ten passes over c are 25 batches; the others share what is left.
+    held = planned(tmp_path, "strategy={init: uniform, max_epochs: 10}")
+    assert epochs(held) == pytest.approx({"a": 3.75, "b": 7.5, "c": 10})
+    # A dataset of 16 rows gives batches of 16.
+    small = planned(tmp_path, "strategy.init=uniform", sizes=SIZES | {"c": 16})
+    assert epochs(small)["c"] == pytest.approx(100 / 3)
+    assert epochs(planned(tmp_path, "strategy={name: doremi, reference_steps: 50}"))["a"] == pytest.approx(3200 / 1120)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "concern"),
+    [
+        (["strategy.init=uniform"], {"c": 64}, "c: its 64 rows would be seen 33 times"),
+        (["strategy.init={temperature: 0.1}"], {}, "c: starts with a probability of 1e-06, as good as never drawn"),
+        ([], {"c": 63}, "c: 63 rows do not fill a batch of 64"),
+        (
+            ["strategy={name: inf-dds, warmup_steps: 10}", "training.warmup_steps=40"],
+            {},
+            "the first update comes at step 10, when the learning rate has warmed up to 25% only "
+            "(training.warmup_steps is 40)",
+        ),
+        (
+            ["strategy={name: inf-dds, warmup_steps: 100}"],
+            {},
+            "no update would ever come in the 100 steps of the final stage",
+        ),
+        (
+            ["strategy={name: doge, update_every: 50, proxy_steps: 50}"],
+            {},
+            "no update would ever come in the 50 steps of the proxy stage",
+        ),
+        (
+            ["strategy={name: multidds}"],
+            {"dev.y": 40},
+            "dev set y: 40 rows may guide, fewer than the 256 an update would look at",
+        ),
+        (["strategy=doremi"], {}, "training.steps is 100, but with its stages the run trains for 300 steps"),
+        (
+            ["strategy.max_epochs=5"],
+            {},
+            "max_epochs allows 87 batches but the run needs 100: it will be refused",
+        ),
+    ],
+)
+def test_each_warning_comes_when_it_should(
+    tmp_path: Path, changes: list[str], sizes: dict[str, int], concern: str
+) -> None:
+    plan = planned(tmp_path, *changes, sizes=SIZES | {"dev.x": 1000} | sizes)
+    assert concern in plan.concerns
+
+
+@pytest.mark.parametrize("strategy", ["static", "inf-dds", "multidds", "aioli", "cooldown"])
+def test_a_sound_recipe_raises_no_concern(tmp_path: Path, strategy: str) -> None:
+    plan = planned(tmp_path, f"strategy={strategy}", sizes=SIZES | {"dev.x": 1000})
+    assert (plan.concerns, plan.unknown) == ([], [])
+
+
+def test_halves_leave_half_of_a_given_dev_set(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "strategy=inf-dds", "selection={every: 50, dev: halves}")
+    assert plan.guides == {"x": 16, "y": 500}
+
+
+def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
+    plan = planned(tmp_path, f"strategy={{name: inf-dds, init: uniform, {EVERY_TEN}}}", sizes={})
+    assert [(dataset.rows, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
+    assert [dataset.share for dataset in plan.datasets] == pytest.approx([1 / 3] * 3)
+    # Dev batches are taken to be full: two of 256 rows are 8 training batches.
+    assert plan.cost == pytest.approx(100 + 9 * (9 + 4 * 8 / 3))
+    assert plan.parameters is plan.memory_bytes is None
+    assert plan.memory == 7
+    assert len(plan.unknown) == 2
+    assert plan.unknown[0].startswith("rows of the training sets a, b, c, taken to be enough for a batch (nowhere")
+    assert [dataset.share for dataset in planned(tmp_path, "strategy=static", sizes={}).datasets] == [None] * 3
+    assert planned(tmp_path, "strategy=static", sizes={"a": 640, "b": 320}).datasets[0].share is None
+    # What is known of one dataset is used.
+    partly = planned(tmp_path, "strategy.init=uniform", sizes={"b": 320})
+    assert [dataset.epochs for dataset in partly.datasets] == [None, pytest.approx(6400 / 3 / 320), None]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ("name: replay, run: nowhere", "the weights that it starts from: nowhere: has no trace.jsonl"),
+        ("name: inf-dds, init: {file: nowhere.json}", "the weights that it starts from: nowhere.json"),
+        ("name: doremi, init: {file: nowhere.json}", "the weights that it starts from: nowhere.json"),
+        ("name: crisp", "clusters, and how often each is drawn"),
+        ("name: doge", "how often each dataset is drawn in the final stage"),
+    ],
+)
+def test_what_only_the_run_will_know_is_said(tmp_path: Path, strategy: str, told: str) -> None:
+    plan = planned(tmp_path, f"strategy={{{strategy}}}")
+    assert plan.unknown[0].startswith(told)
+    assert plan.cost >= 100
+    if "doge" not in strategy:
+        assert [dataset.share for dataset in plan.datasets] == [None] * 3
+
+
+def test_sizes_must_be_of_datasets(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"size of 'dev\.xx': the recipe has no such dataset; did you mean 'dev\.x'"):
+        planned(tmp_path, sizes={"dev.xx": 3})
+    with pytest.raises(RecipeError, match="size of 'a' must be at least 1, found 0"):
+        planned(tmp_path, sizes={"a": 0})
+
+
+def test_what_the_run_would_refuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"floor of 0\.9 for 3 datasets"):
+        planned(tmp_path, "strategy.floor=0.9")
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("english*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_can_be_costed_without_its_data(path: Path) -> None:
+    plan = plan_run(load_recipe(path, files_may_be_missing=True))
+    assert plan.cost >= plan.steps == 400
+    assert json.loads(json.dumps(plan.as_json(), allow_nan=False))["times_static"] == plan.times_static
+
+
+def test_the_learning_rate_goes_up_and_down_in_a_line() -> None:
+    assert [relative_rate(step, 10, 4) for step in (0, 2, 4, 7, 10)] == [0, 0.5, 1, 0.5, 0]
+    assert [relative_rate(step, 10, 0) for step in (0, 5, 10)] == [1, 0.5, 0]
+
+
+def test_parameters_are_counted_without_loading_them(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    model = SentenceTransformer(str(tiny_bert_folder), device="cpu")
+    assert count_parameters(ModelSection(name=str(tiny_bert_folder))) == sum(p.numel() for p in model.parameters())
+    assert count_parameters(ModelSection(name=str(tmp_path))) is None
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00no json!")
+    assert count_parameters(ModelSection(name=str(tmp_path))) is None
+
+
+def test_the_room_loads_without_torch() -> None:
+    code = "import sys, mixfluence.planning.view, mixfluence.planning.calibration; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_names_are_shown_as_text(tmp_path: Path) -> None:
+    names = ["[bold]loud[/bold]", "<script>alert(1)</script>"]
+    recipe = recipe_of(tmp_path, f"train={json.dumps(names)}", f"dev={json.dumps(names)}", "strategy=inf-dds")
+    console = Console(file=io.StringIO(), width=100)
+    console.print(plan_view(plan_run(recipe, {names[0]: 4})))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(shown.count(name) >= 2 for name in names)
+
+
+def test_the_pace_is_told_apart_from_updates() -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "seconds": 0.0},
+        {"step": 1, "seconds": 9.0},
+        {"step": 2, "seconds": 10.0},
+        {"step": 2, "seconds": 15.0, "update": {"seconds": 5.0}},
+        {"step": 2, "seconds": 15.0},
+        {"step": 3, "seconds": 16.0},
+    ]
+    assert pace_of(lines) == Pace(1.0, 5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "name: inf-dds, update_every: 3, warmup_steps: 2, inner_steps: 2",
+        "name: inf-dds, update_every: 1, warmup_steps: 0, subset: 2, reptile: relative, freeze_below: 0.5",
+        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {lookahead: true}",
+        "name: multidds, update_every: 4, warmup_steps: 12",
+        "name: aioli, update_every: 7, warmup_steps: 2, block_steps: 2",
+        "name: doge, update_every: 2",
+    ],
+)
+def test_a_real_run_measures_as_often_as_planned(recipe_path: Path, strategy: str) -> None:
+    recipe = load_recipe(recipe_path, [f"strategy={{{strategy}}}", "selection=null", "test={}"])
+    plan = plan_run(recipe)
+    steps = [0]
+    hook = register_optimizer_step_post_hook(lambda *_: steps.append(steps[-1] + 1))
+    try:
+        run(recipe)
+    finally:
+        hook.remove()
+    record = json.loads((recipe.output / "record.json").read_text(encoding="utf-8"))
+    for stage in plan.stages:
+        probing = record["probing"] if stage.name == "final" else record["stages"][stage.name]["probing"]
+        assert probing["rounds"] == stage.updates
+        # Beside parameters a snapshot holds step counts, which do not count.
+        assert probing["parameter_sizes"] == pytest.approx(stage.memory, abs=0.1)
+    assert {name: facts["rows"] for name, facts in record["datasets"].items()} == {
+        dataset.name: dataset.rows for dataset in plan.datasets
+    }
+    if "inf-dds" in strategy:
+        # Dev costs 3 looks of 20 rows; what else an update costs are steps, which were counted.
+        looks = plan.stages[0].updates * 3 * 20 / 8 / 3
+        assert steps[-1] == pytest.approx(plan.cost - looks)
+
+
+@pytest.mark.slow
+def test_calibration_times_real_steps(recipe_path: Path) -> None:
+    recipe = load_recipe(recipe_path, ["strategy={name: inf-dds, update_every: 4}", "training.steps=600"])
+    plan = calibrated(plan_run(recipe), recipe, 6)
+    assert plan.calibration is not None
+    pace, update = plan.calibration["seconds_per_step"], plan.calibration["seconds_per_update"]
+    assert min(pace, update) > 0
+    assert plan.calibration["seconds"] == pytest.approx(600 * pace + plan.stages[0].updates * update)
+    assert not recipe.output.exists()
+    console = Console(file=io.StringIO(), width=100)
+    console.print(plan_view(plan))
+    assert "on this machine" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_calibration_walks_every_stage(recipe_path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_path, ["strategy={name: doremi, reference_steps: 300}"])
+    plan = calibrated(plan_run(recipe), recipe, 5)
+    assert plan.calibration is not None
+    assert plan.calibration["seconds"] > plan.calibration["seconds_per_step"] * 100
