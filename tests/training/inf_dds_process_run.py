@@ -13,7 +13,7 @@ from mixfluence.influence import Probe, Reptile
 from mixfluence.policy import UNIFORM, Mirror
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
-from tests.training.runs import arguments, build, pool
+from tests.training.runs import arguments, build, leave_processes, pool
 
 ROWS = 8
 
@@ -45,3 +45,4 @@ def main(model_folder: str, output: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
+    leave_processes()

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from mixfluence import UNIFORM, Static, info_nce
-from tests.training.runs import arguments, build
+from tests.training.runs import arguments, build, leave_processes
 
 
 def main(model_folder: str, output: Path, batch_size: int) -> None:
@@ -28,3 +28,4 @@ def main(model_folder: str, output: Path, batch_size: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    leave_processes()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -77,3 +78,9 @@ class TurnAt(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._strategy.turns += state.global_step in self._steps
+
+
+def leave_processes() -> None:
+    """End a process of several as it should: gloo's threads abort it if they are still there at its end."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -33,7 +33,7 @@ from mixfluence.strategies.doge import DoGE
 from mixfluence.strategies.multidds import MultiDDS
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.training.runs import arguments, build, pool
+from tests.training.runs import arguments, build, leave_processes, pool
 from tests.training.test_inf_dds import (
     EVERY_STEP,
     assert_same,
@@ -272,3 +272,4 @@ def test_preconditioning_needs_second_moments_from_the_start(make_static: MakeMo
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
+    leave_processes()

