@@ -90,7 +90,7 @@ def test_the_plain_loss_is_the_hosts(tiny_bert_folder: Path, columns: int) -> No
     assert losses.mean() == pytest.approx(loss.item(), abs=1e-6)
     expected = info_nce(reference, 0.05)(features(model, columns), None).item()
     assert references.mean() == pytest.approx(expected, abs=1e-6)
-    assert abs(losses - references).max() > 0.001
+    assert abs(losses - references).max() > 0.01
 
 
 def test_a_query_may_be_compared_with_its_own_passages_alone(make_static: Callable[[], SentenceTransformer]) -> None:
@@ -253,7 +253,7 @@ def test_the_hosts_evaluation_leaves_alpha(make_static: Callable[[], SentenceTra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("make", [lambda: DoReMi(rate=0.2), lambda: TDRO(rate=0.2)], ids=["doremi", "tdro"])
+@pytest.mark.parametrize("make", [lambda: DoReMi(rate=2.0), lambda: TDRO(rate=0.2)], ids=["doremi", "tdro"])
 def test_a_resumed_proxy_is_the_proxy_that_was_not_stopped(
     make: Callable[[], GroupDRO], accumulation: int, tiny_bert_folder: Path, tmp_path: Path
 ) -> None:
@@ -274,7 +274,7 @@ def test_a_resumed_proxy_is_the_proxy_that_was_not_stopped(
     state = resumed.strategy.state_dict()
     assert state == whole.strategy.state_dict()
     assert state["steps"] == 12 * accumulation
-    assert abs(np.exp(state["log_alpha"][0]) - 0.5) > 0.001
+    assert abs(np.exp(state["log_alpha"][0]) - 0.5) > 0.01
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_two_processes_weigh_as_one_does(tiny_bert_folder: Path, tmp_path: Path)
         assert np.array_equal(first[name], second[name]), name
     assert np.abs(first["weights"] - alone["weights"]).max() < 1e-4
     assert first["alpha"] == pytest.approx(alone["alpha"], abs=1e-3)
-    assert abs(first["alpha"][0] - 0.5) > 0.001
+    assert abs(first["alpha"][0] - 0.5) > 0.01
 
 
 if __name__ == "__main__":

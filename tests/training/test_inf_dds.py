@@ -283,12 +283,13 @@ def test_a_dataset_like_the_target_rises_and_a_shuffled_one_falls(
 
 def test_two_copies_of_a_dataset_stay_together(make_static: MakeModel, tmp_path: Path) -> None:
     datasets = {"one": mapped(1, 2), "other": mapped(1, 2), "shuffled": mapped(4, 5, shuffled=True)}
-    strategy = InfDDS(UNIFORM, update_every=2, warmup_steps=2, probe=Probe(metric=info_nce_metric(0.1)))
+    # Copies are judged by batches of their own: most of their 80 rows each, or chance would set them apart.
+    probe = Probe(metric=info_nce_metric(0.1), batch_size=64)
+    strategy = InfDDS(UNIFORM, update_every=2, warmup_steps=2, probe=probe)
     trainer = guided_run(make_static(), tmp_path, strategy, train_dataset=datasets)
     found = trainer.probabilities()
     assert found["one"] != found["other"]
-    # They are judged by different batches, so they are not equal.
-    assert abs(found["one"] - found["other"]) < 0.4 * abs(found["one"] - found["shuffled"])
+    assert abs(found["one"] - found["other"]) < 0.2 * abs(found["one"] - found["shuffled"])
     assert min(found["one"], found["other"]) > 1 / 3 > found["shuffled"]
 
 

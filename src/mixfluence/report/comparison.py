@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 
 from mixfluence.config.recipe import Recipe
 from mixfluence.errors import RecipeError
 from mixfluence.report.contrast import Contrast, TestName, contrast
 from mixfluence.report.fairness import Labelled, common_tests, differences
-from mixfluence.report.folders import RunFolder
+from mixfluence.report.folders import RunFolder, seeds_together
 from mixfluence.report.labels import guides, initial_label, run_labels, sampler_label
 
 PARTS = ("training", "probing", "stages", "clustering")
@@ -151,7 +150,7 @@ def compare(
     labelled = list(zip(run_labels([run.path for run in runs]), runs, strict=True))
     tests = common_tests(labelled)
     on_gpu = all(any(run.record["gpu_hours"].values()) for run in runs)
-    groups = _grouped(labelled)
+    groups = [[labelled[number] for number in group] for group in seeds_together(runs)]
     rows = tuple(_row(group, tests, measure, on_gpu) for group in groups)
     pair = _pair(rows, between)
     tested = contrast([row.runs for row in rows], pair, tests, measure, test, bootstrap) if pair else None
@@ -167,19 +166,6 @@ def hours_by_part(run: RunFolder, on_gpu: bool) -> dict[str, float]:
         if name := "stages" if part.startswith("stage ") else _PART_OF.get(part):
             hours[name] += value
     return hours
-
-
-def _grouped(runs: Sequence[Labelled]) -> list[list[Labelled]]:
-    groups: list[tuple[Recipe, list[Labelled]]] = []
-    for name, run in runs:
-        recipe = run.recipe.model_copy(update={"seed": 0, "output": Path(), "name": ""})
-        for other, group in groups:
-            if recipe == other and run.recipe.seed not in {member.recipe.seed for _, member in group}:
-                group.append((name, run))
-                break
-        else:
-            groups.append((recipe, [(name, run)]))
-    return [group for _, group in groups]
 
 
 def _row(group: Sequence[Labelled], tests: Sequence[str], measure: str, on_gpu: bool) -> Row:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,21 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether it came to its end."""
         return bool(self.record)
+
+
+def seeds_together(runs: Sequence[RunFolder]) -> list[list[int]]:
+    """Return positions of runs, those with equal recipes but for seed, output and name together.
+
+    A seed that is there twice, as in a copy of a run, is no further evidence and starts a group of its own; a run that
+    has not finished stands alone.
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    for number, run in enumerate(runs):
+        recipe = repr(run.recipe.model_dump(exclude={"name", "seed", "output"})) if run.finished else str(number)
+        groups.setdefault((recipe, seen[recipe, run.recipe.seed]), []).append(number)
+        seen[recipe, run.recipe.seed] += 1
+    return list(groups.values())
 
 
 def read_run(path: Path) -> RunFolder:

@@ -12,7 +12,7 @@ from mixfluence.config.files import dump_recipe
 from mixfluence.errors import DataError
 from mixfluence.report.curves import Curves, curves, limit_of, rows_trained
 from mixfluence.report.fairness import Labelled, differences
-from mixfluence.report.folders import RunFolder
+from mixfluence.report.folders import RunFolder, seeds_together
 from mixfluence.report.labels import guides, initial_label, run_labels, sampler_label
 from mixfluence.run_folder import CHECKPOINTS_FOLDER
 
@@ -129,7 +129,7 @@ def collect(folders: Sequence[RunFolder]) -> Report:
     finished = [run for run in runs if run.finished]
     tests = list(dict.fromkeys(test for run in finished for test in run.scores))
     shared = [test for test in tests if all(test in run.scores for run in finished)]
-    together = _seeds_together(folders)
+    together = seeds_together(folders)
     groups = [_group(runs, members, tests, shared) for members in together]
     labelled = [[(labels[n], folders[n]) for n in members] for members in together if folders[members[0]].finished]
     return Report(runs, groups, tests, shared, unit, [*_test_notes(folders, tests, shared), *_budget_notes(labelled)])
@@ -182,18 +182,6 @@ def _group(runs: Sequence[Run], members: list[int], tests: Sequence[str], shared
         cost=cost,
         own_cost=sum(spent for part, spent in cost.items() if part not in COMMON_PARTS) if done else None,
     )
-
-
-def _seeds_together(folders: Sequence[RunFolder]) -> list[list[int]]:
-    """Return positions of runs, seeds of one recipe together; a run that has not finished stands alone."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    seen: dict[tuple[str, int], int] = {}
-    for number, folder in enumerate(folders):
-        recipe = repr(folder.recipe.model_dump(exclude={"name", "seed", "output"})) if folder.finished else str(number)
-        # A seed that is there twice, as in a copy of a run, is no further evidence.
-        copies = seen[recipe, folder.recipe.seed] = seen.get((recipe, folder.recipe.seed), -1) + 1
-        groups.setdefault((recipe, copies), []).append(number)
-    return list(groups.values())
 
 
 def _selection(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
