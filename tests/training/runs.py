@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from mixfluence.policy import Vector, softmax
 from mixfluence.strategies import Strategy
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
+
+ROOT = Path(__file__).parents[2]
 
 
 def pool() -> dict[str, Dataset]:
@@ -83,4 +88,12 @@ class TurnAt(TrainerCallback):
 def leave_processes() -> None:
     """End a process of several as it should: gloo's threads abort it if they are still there at its end."""
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def start_processes(program: str, *words: object, processes: int = 2) -> None:
+    """Run a module of the tests in several processes, and fail if one of them does."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv-backend=c10d"]
+    command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", program, *map(str, words)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=300)

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +31,7 @@ from mixfluence.strategies.doge import DoGE
 from mixfluence.strategies.multidds import MultiDDS
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.training.runs import arguments, build, leave_processes, pool
+from tests.training.runs import arguments, build, leave_processes, pool, start_processes
 from tests.training.test_inf_dds import (
     EVERY_STEP,
     assert_same,
@@ -232,12 +230,7 @@ def main(model_folder: str, output: Path) -> None:
 
 def test_two_processes_measure_as_one_process_does(tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
-    words = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "tests.training.test_alignment_runs"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [*words, str(tiny_bert_folder), str(tmp_path / "two")], env=environment, cwd=ROOT, check=True, timeout=300
-    )
+    start_processes("tests.training.test_alignment_runs", tiny_bert_folder, tmp_path / "two")
     main(str(tiny_bert_folder), tmp_path / "one")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))
     alone = np.load(tmp_path / "one" / "process-0.npz")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,7 @@ from mixfluence.strategies.tdro import TDRO
 from mixfluence.training.group_losses import Features, GroupLoss, Reference, group_losses
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.training.runs import arguments, build, leave_processes, pool
+from tests.training.runs import arguments, build, leave_processes, pool, start_processes
 from tests.training.test_resume import StopAt, assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -309,15 +307,7 @@ def process_run(model_folder: str, output: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_weigh_as_one_does(tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
-    words = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "tests.training.test_group_losses"]
-    subprocess.run(
-        [*words, str(tiny_bert_folder), str(tmp_path / "two")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        check=True,
-        timeout=300,
-    )
+    start_processes("tests.training.test_group_losses", tiny_bert_folder, tmp_path / "two")
     process_run(str(tiny_bert_folder), tmp_path / "one")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))
     alone = np.load(tmp_path / "one" / "process-0.npz")

@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 
 from mixfluence.run_folder import read_trace
 from tests.training.inf_dds_process_run import main
+from tests.training.runs import start_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,12 +21,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_two_processes_probe_as_one_process_does(tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
-    words = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "tests.training.inf_dds_process_run"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [*words, str(tiny_bert_folder), str(tmp_path / "two")], env=environment, cwd=ROOT, check=True, timeout=300
-    )
+    start_processes("tests.training.inf_dds_process_run", tiny_bert_folder, tmp_path / "two")
     main(str(tiny_bert_folder), tmp_path / "one")
 
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))

@@ -6,27 +6,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mixfluence.run_folder import read_trace
+from tests.training.runs import start_processes
 
 ROOT = Path(__file__).parents[2]
 
 
 def start(processes: int, model: Path, output: Path, batch_size: int) -> None:
     output.mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv-backend=c10d"]
-    words = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "tests.training.process_run"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [*words, str(model), str(output), str(batch_size)], env=environment, cwd=ROOT, check=True, timeout=300
-    )
+    start_processes("tests.training.process_run", model, output, batch_size, processes=processes)
 
 
 @pytest.mark.slow

@@ -87,28 +87,28 @@ class DoGESection(Section):
     max_epochs: Positive | None = None
 
 
-class DoReMiSection(Section):
-    """A reference run, a proxy run that looks for the worst excess loss, then a run with what it found."""
+class GroupDROSection(Section):
+    """A reference run, a proxy run that is compared with it, then a run with what it found."""
+
+    init: InitialSection = PROPORTIONAL
+    reference_steps: Count | None = None
+    proxy_steps: Count | None = None
+    rate: Positive = 0.02
+    max_epochs: Positive | None = None
+
+
+class DoReMiSection(GroupDROSection):
+    """By the worst excess loss."""
 
     name: Literal["doremi"]
-    init: InitialSection = PROPORTIONAL
-    reference_steps: Count | None = None
-    proxy_steps: Count | None = None
-    rate: Positive = 0.02
     smoothing: Part = 1e-3
-    max_epochs: Positive | None = None
 
 
-class TDROSection(Section):
-    """As DoReMi, by the ratio of losses over a query's own negatives."""
+class TDROSection(GroupDROSection):
+    """By the ratio of losses over a query's own negatives."""
 
     name: Literal["tdro"]
-    init: InitialSection = PROPORTIONAL
-    reference_steps: Count | None = None
-    proxy_steps: Count | None = None
-    rate: Positive = 0.02
     keep: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_epochs: Positive | None = None
 
 
 class AioliSection(Section):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Aggregate, Influences
-from mixfluence.influence.learner import Learner
+from mixfluence.influence.learner import Learner, refuse_single_rows
 from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
 from mixfluence.influence.preserve import surroundings, way_back
 from mixfluence.influence.reptile import Reptile
@@ -56,9 +56,7 @@ class Alignment:
     metric: Metric | Literal["training-loss"] = field(default_factory=info_nce_metric)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "dev_batch_size"):
-            if (size := getattr(self, name)) is not None and size < 2:
-                raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")
+        refuse_single_rows(self)
 
     @property
     def aggregate(self) -> Aggregate:

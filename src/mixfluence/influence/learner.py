@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Aggregate, Influences
 from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.reptile import Reptile
@@ -87,3 +88,10 @@ class Measurement(Protocol):
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
         """Return what measures by it."""
+
+
+def refuse_single_rows(measurement: Measurement) -> None:
+    """Refuse batches of one row, which has no negatives."""
+    for name, size in ("batch_size", measurement.batch_size), ("dev_batch_size", measurement.dev_batch_size):
+        if size is not None and size < 2:
+            raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")

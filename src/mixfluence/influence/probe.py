@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Aggregate, Influences, gather
-from mixfluence.influence.learner import Learner
+from mixfluence.influence.learner import Learner, refuse_single_rows
 from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
 from mixfluence.influence.preserve import learning_rate, surroundings, way_back
 from mixfluence.influence.reptile import Displacement, Reptile
@@ -48,9 +48,7 @@ class Probe:
     snapshot: Literal["device", "host"] = "device"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "dev_batch_size"):
-            if (size := getattr(self, name)) is not None and size < 2:
-                raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")
+        refuse_single_rows(self)
         if not isinstance(self.learning_rate, str) and not self.learning_rate > 0:
             raise RecipeError(f"learning_rate of probes must be above 0, found {self.learning_rate}")
 

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mixfluence.influence import Influences, Probe, Reptile
-from mixfluence.policy import (
-    Anchored,
-    Evidence,
-    Initial,
-    Rule,
-    Temperature,
-    Vector,
-    lift,
-    logits_from_json,
-    logits_to_json,
-    softmax,
-)
-from mixfluence.strategies.base import Strategy, at_interval, refuse_below, refuse_no_epochs
+from mixfluence.policy import Anchored, Evidence, Initial, Rule
+from mixfluence.strategies.base import refuse_below
+from mixfluence.strategies.logits import LogitStrategy
 
 
-class InfDDS(Strategy):
+class InfDDS(LogitStrategy):
     """Influence-guided dynamic data sampling (Algorithm 1 of the paper).
 
     Every `update_every` steps each dataset is tried out for `inner_steps` steps from the current model; by how much
@@ -67,40 +54,27 @@ class InfDDS(Strategy):
         floor: float = 0.0,
         max_epochs: float | None = None,
     ) -> None:
-        refuse_below(update_every=(update_every, 1), warmup_steps=(warmup_steps, 0), inner_steps=(inner_steps, 0))
-        refuse_below(subset=(subset, 2))
-        refuse_no_epochs(max_epochs)
-        self.init = init or Temperature(1.0)
-        self.update_every = update_every
-        self.warmup_steps = warmup_steps
+        refuse_below(inner_steps=(inner_steps, 0), subset=(subset, 2))
+        super().__init__(
+            init,
+            update_every=update_every,
+            warmup_steps=warmup_steps,
+            freeze_below=freeze_below,
+            floor=floor,
+            max_epochs=max_epochs,
+        )
         self.inner_steps = inner_steps
         self.subset = subset
         self.probe: Probe = probe or Probe()
         self.rule = rule or Anchored()
         self.reptile = reptile
-        self.freeze_below = freeze_below
-        self.floor = floor
-        self.max_epochs = max_epochs
         self.shrink, self.gate = shrink, gate
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Set the logits to where they start."""
-        self.logits = self.init.logits(sizes)
+        super().start(sizes)
         self.rule.start(self.logits)
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
-        self.weights()  # a floor that does not fit is refused before anything is trained
-
-    def weights(self, progress: float = 0.0) -> Vector:
-        """Return the softmax of the logits, with the floor."""
-        return lift(softmax(self.logits), self.floor)
-
-    def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
-        return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
-
-    def candidates(self) -> NDArray[np.int64]:
-        """Return the datasets whose logit can move: a weight of zero stays what it is."""
-        return np.flatnonzero(np.isfinite(self.logits))
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Move the logits of the datasets that were measured."""
@@ -118,14 +92,10 @@ class InfDDS(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return logits, the rule's memory and the last round."""
-        return {
-            "logits": logits_to_json(self.logits),
-            "rule": self.rule.state_dict(),
-            "evidence": self._evidence.state_dict(),
-        }
+        return super().state_dict() | {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.logits = logits_from_json(state["logits"])
+        super().load_state_dict(state)
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])

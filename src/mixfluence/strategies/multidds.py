@@ -9,17 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfluence.influence import Alignment, Influences
-from mixfluence.policy import Adam, Initial, Temperature, Vector, lift, logits_from_json, logits_to_json, softmax
-from mixfluence.strategies.base import (
-    Strategy,
-    at_interval,
-    refuse_below,
-    refuse_no_epochs,
-    refuse_not_positive,
-)
+from mixfluence.policy import Adam, Initial, Vector, softmax
+from mixfluence.strategies.base import refuse_below, refuse_not_positive
+from mixfluence.strategies.logits import LogitStrategy
 
 
-class MultiDDS(Strategy):
+class MultiDDS(LogitStrategy):
     """Reward matching by the cosines of gradients (MultiDDS-S of Wang, Tsvetkov and Neubig, 2020).
 
     Every `update_every` steps a dataset's reward is the mean cosine of its gradient with those of the dev sets. The
@@ -61,36 +56,24 @@ class MultiDDS(Strategy):
         floor: float = 0.0,
         max_epochs: float | None = None,
     ) -> None:
-        refuse_below(update_every=(update_every, 1), warmup_steps=(warmup_steps, 0), iterations=(iterations, 1))
+        refuse_below(iterations=(iterations, 1))
         refuse_not_positive(rate=rate)
-        refuse_no_epochs(max_epochs)
-        self.init = init or Temperature(1.0)
-        self.update_every = update_every
-        self.warmup_steps = warmup_steps
+        super().__init__(
+            init,
+            update_every=update_every,
+            warmup_steps=warmup_steps,
+            freeze_below=freeze_below,
+            floor=floor,
+            max_epochs=max_epochs,
+        )
         self.probe: Alignment = alignment or Alignment()
         self.rate = rate
         self.iterations = iterations
-        self.freeze_below = freeze_below
-        self.floor = floor
-        self.max_epochs = max_epochs
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Set the logits to where they start."""
-        self.logits = self.init.logits(sizes)
+        super().start(sizes)
         self._adam = Adam(len(self.logits))
-        self.weights()  # a floor that does not fit is refused before anything is trained
-
-    def weights(self, progress: float = 0.0) -> Vector:
-        """Return the softmax of the logits, with the floor."""
-        return lift(softmax(self.logits), self.floor)
-
-    def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
-        return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
-
-    def candidates(self) -> NDArray[np.int64]:
-        """Return the datasets whose logit can move: a weight of zero stays what it is."""
-        return np.flatnonzero(np.isfinite(self.logits))
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Move the probabilities of the datasets that were measured towards the shares of their rewards."""
@@ -102,11 +85,11 @@ class MultiDDS(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the logits and Adam's moments."""
-        return {"logits": logits_to_json(self.logits), "adam": self._adam.state_dict()}
+        return super().state_dict() | {"adam": self._adam.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.logits = logits_from_json(state["logits"])
+        super().load_state_dict(state)
         self._adam.load_state_dict(state["adam"])
 
     def _match(self, probed: NDArray[np.int64], rewards: Vector) -> None:
