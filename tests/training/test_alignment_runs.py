@@ -48,7 +48,6 @@ from tests.training.test_resume import StopAt
 
 pytestmark = pytest.mark.slow
 MakeModel = Callable[[], SentenceTransformer]
-ROOT = Path(__file__).parents[2]
 ROWS = 8
 
 

@@ -39,7 +39,6 @@ from tests.training.test_resume import StopAt, assert_equal_runs
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 COLUMNS = [[f"w{start + i}" for i in range(5)] for start in (0, 20, 40, 60)]
 
 

@@ -15,8 +15,6 @@ from mixfluence.run_folder import read_trace
 from tests.training.inf_dds_process_run import main
 from tests.training.runs import start_processes
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
 def test_two_processes_probe_as_one_process_does(tiny_bert_folder: Path, tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ import pytest
 from mixfluence.run_folder import read_trace
 from tests.training.runs import start_processes
 
-ROOT = Path(__file__).parents[2]
-
 
 def start(processes: int, model: Path, output: Path, batch_size: int) -> None:
     output.mkdir()

@@ -1,6 +1,7 @@
 """What is a dataset worth now: probes that train on it, look at the dev sets and go back."""
 
 from mixfluence.influence.alignment import Alignment
+from mixfluence.influence.columns import embed_columns, packed
 from mixfluence.influence.influences import Influences
 from mixfluence.influence.learner import Learner, Measurement, Meter
 from mixfluence.influence.metrics import (
@@ -29,8 +30,10 @@ __all__ = [
     "Prober",
     "Reptile",
     "distillation_metric",
+    "embed_columns",
     "info_nce_metric",
     "loss_metric",
+    "packed",
     "refuse_without_moments",
     "relative_rate",
     "soft_ndcg_metric",

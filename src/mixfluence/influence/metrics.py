@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.errors import DataError
+from mixfluence.influence.columns import Features, embed_columns, packed
 
-Features = dict[str, Any]
+# Without gradients a model keeps the activations of one layer: this many pieces fit where training fits one.
+PIECES_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,22 @@ class Metric:
             takes its gradient.
         higher_is_better: Whether a larger value is a better model.
         hard_negatives: Whether the dev batch should hold the rows' hard negatives.
+        score: What `values` makes of embeddings (queries, passages of each, batch), if that is all it does: several
+            targets then pass through the model together.
     """
 
     values: Callable[[nn.Module, DevBatch], Tensor]
     higher_is_better: bool
     hard_negatives: bool = False
+    score: Callable[[Tensor, Tensor, DevBatch], Tensor] | None = None
+
+    def look(self, model: nn.Module, batches: Sequence[DevBatch]) -> list[Tensor]:
+        """Return the values of several targets, in as few passes through the model as may be without gradients."""
+        if self.score is None or not all(packed(piece.columns[0]) for batch in batches for piece in batch.pieces):
+            return [self.values(model, batch) for batch in batches]
+        pieces = iter(_embed_together(model, [piece for batch in batches for piece in batch.pieces]))
+        embedded = [_by_column([next(pieces) for _ in batch.pieces]) for batch in batches]
+        return [self.score(*sides, batch) for sides, batch in zip(embedded, batches, strict=True)]
 
 
 def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:
@@ -63,11 +75,11 @@ def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) 
         hard_negatives: Let the hard negatives of all rows compete too.
     """
 
-    def values(model: nn.Module, batch: DevBatch) -> Tensor:
-        scores = _scores(*embed(model, batch)) / temperature
+    def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
+        scores = _scores(queries, passages) / temperature
         return torch.logsumexp(scores, dim=1) - scores.diagonal()
 
-    return Metric(values, higher_is_better=False, hard_negatives=hard_negatives)
+    return _metric_of(score, higher_is_better=False, hard_negatives=hard_negatives)
 
 
 def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
@@ -80,12 +92,12 @@ def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
         temperature: How far apart two cosines must be to count as ranked.
     """
 
-    def values(model: nn.Module, batch: DevBatch) -> Tensor:
-        scores = _scores(*embed(model, batch))
+    def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
+        scores = _scores(queries, passages)
         ahead = torch.sigmoid((scores - scores.diagonal()[:, None]) / temperature).sum(dim=1) - 0.5
         return 1 / torch.log2(2 + ahead)
 
-    return Metric(values, higher_is_better=True, hard_negatives=True)
+    return _metric_of(score, higher_is_better=True, hard_negatives=True)
 
 
 def distillation_metric(temperature: float = 0.02) -> Metric:
@@ -95,8 +107,7 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
         temperature: Divides the cosines; the teacher's scores are taken as they are.
     """
 
-    def values(model: nn.Module, batch: DevBatch) -> Tensor:
-        queries, passages = embed(model, batch)
+    def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
         if any(piece.labels is None for piece in batch.pieces):
             raise DataError(f"{batch.target}: a distillation metric needs teacher scores on the dev rows")
         teacher = torch.cat([piece.labels for piece in batch.pieces if piece.labels is not None]).float()
@@ -106,7 +117,7 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
         products = target * student.masked_fill(~known, -torch.inf).log_softmax(dim=1)
         return -products.masked_fill(~known, 0.0).sum(dim=1)
 
-    return Metric(values, higher_is_better=False, hard_negatives=True)
+    return _metric_of(score, higher_is_better=False, hard_negatives=True)
 
 
 def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
@@ -128,14 +139,32 @@ def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
     return Metric(values, higher_is_better=False, hard_negatives=True)
 
 
+def _metric_of(
+    score: Callable[[Tensor, Tensor, DevBatch], Tensor], *, higher_is_better: bool, hard_negatives: bool
+) -> Metric:
+    def values(model: nn.Module, batch: DevBatch) -> Tensor:
+        return score(*embed(model, batch), batch)
+
+    return Metric(values, higher_is_better, hard_negatives, score)
+
+
 def embed(model: nn.Module, batch: DevBatch) -> tuple[Tensor, Tensor]:
     """Return normalised fp32 embeddings: queries x dimensions, and queries x passages of the row x dimensions."""
-    columns = [
-        # The host's modules write into the features they are given.
-        [model(dict(column))["sentence_embedding"].float() for column in piece.columns]
-        for piece in batch.pieces
-    ]
-    joined = [F.normalize(torch.cat(parts), dim=-1) for parts in zip(*columns, strict=True)]
+    return _by_column([embed_columns(model, piece.columns) for piece in batch.pieces])
+
+
+def _embed_together(model: nn.Module, pieces: Sequence[Piece]) -> list[list[Tensor]]:
+    """Return the embeddings of each piece's columns, several pieces at a time."""
+    found: list[list[Tensor]] = []
+    for start in range(0, len(pieces), PIECES_TOGETHER):
+        group = pieces[start : start + PIECES_TOGETHER]
+        embeddings = iter(embed_columns(model, [column for piece in group for column in piece.columns]))
+        found += [[next(embeddings) for _ in piece.columns] for piece in group]
+    return found
+
+
+def _by_column(pieces: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    joined = [F.normalize(torch.cat(parts).float(), dim=-1) for parts in zip(*pieces, strict=True)]
     return joined[0], torch.stack(joined[1:], dim=1)
 
 

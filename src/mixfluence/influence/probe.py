@@ -144,7 +144,7 @@ class Prober:
         self._learner.modules.eval()
         # Zero, or not a number if some parameter is none: the metric may not read the parameter that broke.
         health = 0 * torch.stack(torch._foreach_norm(self._parameters)).sum()
-        values = [self._metric.values(self._learner.model, batch) for batch in dev]
+        values = self._metric.look(self._learner.model, dev)
         return [self._learner.agree(value + health) for value in values]
 
     def _gather(

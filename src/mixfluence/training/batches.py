@@ -1,18 +1,20 @@
-"""Row numbers become the host's batches: token ids are looked up, then padded."""
+"""Row numbers become the host's batches: token ids are looked up, then padded or laid end to end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from mixfluence.data.layout import TokenLayout
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.training.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,43 @@ class MixtureRows(Dataset[TokenBatch]):
         return TokenBatch(self._names[which], columns, layouts, scores if dataset.has_scores else None)
 
 
-class PadCollator:
-    """Pads token ids into the features the host's losses take; teacher scores become the label.
+class Collator:
+    """Turns token ids into the features the host's losses take; teacher scores become the label.
 
     Args:
         name_datasets: Whether the batch says which dataset it is of, as a dict of losses needs it.
+        packing: How texts are laid end to end; None pads them.
     """
 
-    def __init__(self, name_datasets: bool = False) -> None:
+    def __init__(self, name_datasets: bool = False, packing: Packing | None = None) -> None:
         self._name_datasets = name_datasets
+        self._packing = packing
 
     def __call__(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the batch as the host's trainer takes it."""
         inputs: dict[str, Any] = {"dataset_name": batch.dataset} if self._name_datasets else {}
         for column, texts in batch.columns.items():
-            features = batch.layouts[column].features(texts)
+            layout = batch.layouts[column]
+            features = self._packing.features(layout, texts) if self._packing else layout.features(texts)
             inputs |= {f"{column}_{name}": value for name, value in features.items()}
         if batch.scores is not None:
             inputs["label"] = torch.from_numpy(batch.scores)
         return inputs
+
+
+class PlacedLoader(DataLoader[TokenBatch]):
+    """A loader whose batches are already on their device, copied while the device still works on the step before.
+
+    Args:
+        device: Where to put them.
+        **options: As for the parent.
+    """
+
+    def __init__(self, *args: Any, device: torch.device, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._device = device
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Yield batches where they are needed."""
+        for batch in super().__iter__():
+            yield send_to_device(batch, self._device, non_blocking=True)

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.errors import RecipeError
+from mixfluence.influence import embed_columns, packed
 from mixfluence.strategies.group_dro import GroupDRO
+from mixfluence.training.packing import prepare_attention
 
 Features = dict[str, Any]
 Weigh = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
@@ -43,8 +45,10 @@ class Reference:
         """Return the embeddings of every column, computed on a device."""
         if self._model.device != device:
             self._model.to(device)
+        if packed(columns[0]):
+            prepare_attention(self._model)
         with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
-            return _embed(self._model, columns)
+            return embed_columns(self._model, columns)
 
 
 class GroupLoss(nn.Module):
@@ -85,7 +89,7 @@ class GroupLoss(nn.Module):
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
         """Return the weighted loss of a batch."""
         columns = list(sentence_features)
-        losses = self._rows(_embed(self.model, columns))
+        losses = self._rows(embed_columns(self.model, columns))
         if not (self.training and torch.is_grad_enabled()):
             return losses.mean()
         with torch.no_grad():
@@ -145,8 +149,3 @@ def group_losses(
         )
         for number, name in enumerate(names)
     }
-
-
-def _embed(model: nn.Module, columns: Sequence[Features]) -> list[Tensor]:
-    # The host's modules write into the features they are given.
-    return [model(dict(column))["sentence_embedding"] for column in columns]

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
-from torch import nn
+from torch import Tensor, nn
+
+from mixfluence.influence import embed_columns, packed
+
+
+class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
+    """The host's loss, which embeds all columns at once if they have no padding. Padded ones it leaves to the host."""
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch."""
+        columns = list(sentence_features)
+        loss: Tensor = (
+            self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels)
+            if packed(columns[0])
+            else super().forward(columns, labels)
+        )
+        return loss
 
 
 def info_nce(
@@ -28,7 +47,7 @@ def info_nce(
     """
     options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
     loss: nn.Module = (
-        MultipleNegativesRankingLoss(model, **options)
+        PackedMultipleNegativesRankingLoss(model, **options)
         if mini_batch_size is None
         else CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
     )

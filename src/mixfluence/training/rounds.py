@@ -19,7 +19,7 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import DevBatch, Influences, Metric, Piece, loss_metric, refuse_without_moments
 from mixfluence.strategies import Strategy
-from mixfluence.training.batches import MixtureRows, PadCollator
+from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.draws import batch_sizes, data_seed
 from mixfluence.training.permutation import mix, permuted
 from mixfluence.training.streams import Rows, RowStream, StreamState, share
@@ -71,6 +71,7 @@ class ProbeRounds:
         tokenised: The pool.
         dev: The targets.
         negatives: Hard negatives per row of each training dataset.
+        collate: Makes model inputs of rows.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ProbeRounds:
         tokenised: Mapping[str, TokenisedRows],
         dev: Mapping[str, TokenisedRows],
         negatives: Mapping[str, int],
+        collate: Collator,
     ) -> None:
         assert strategy.probe is not None
         _refuse_unsupported(trainer)
@@ -90,7 +92,7 @@ class ProbeRounds:
         self._metric: Metric = (
             loss_metric(trainer.loss) if self._probe.metric == "training-loss" else self._probe.metric
         )
-        self._collate = PadCollator(name_datasets=isinstance(trainer.loss, dict))
+        self._collate = collate
         self._rows = MixtureRows(tokenised, negatives)
         self._batch_sizes = list(batch_sizes(trainer.args, tokenised, self._probe.batch_size).values())
         self._streams = self._open(tokenised, negatives, PROBE_ROWS)
@@ -182,7 +184,7 @@ class ProbeRounds:
         return batches
 
     def _piece(self, learner: TrainerLearner, number: int, rows: Rows) -> Piece:
-        inputs = learner.place(PadCollator()(self._dev_rows.batch(number, rows)))
+        inputs = learner.place(self._collate(self._dev_rows.batch(number, rows)))
         return Piece(*self._trainer.collect_features(inputs))
 
     def _now(self) -> float:
