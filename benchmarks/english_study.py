@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import time
@@ -167,13 +168,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--longer", type=int, default=0, help="also run the static samplers for this many steps")
+    parser.add_argument("--only", default="", help="pattern of keys: method targets own seed steps")
     parser.add_argument("--limit", type=float, default=1e9, help="start no cell after this many seconds")
     options = parser.parse_args()
     options.deadline = time.time() + options.limit
     out = Path(options.out)
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {line["key"] for line in known if "error" not in line}
-    todo = [cell for cell in grid(options) if cell.key not in done]
+    todo = [cell for cell in grid(options) if cell.key not in done and re.search(options.only, cell.key)]
     print(f"{len(todo)} cells to run, {len(done)} done", flush=True)
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()

@@ -1,0 +1,71 @@
+"""Encoding and exact search against sentence-transformers' own evaluator, on the union of many corpora.
+
+Every domain's test queries search the passages of all domains. Judgements are taken as relevant or not, as the host's
+evaluator takes them. Each side loads an encoder of its own and is timed from texts to NDCG@10.
+
+    python benchmarks/evaluation.py DATA --model minilm
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+from mixfluence import load_encoder
+from mixfluence.data.beir import read_beir_retrieval
+from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.evaluation.retrieval import evaluate
+
+
+def union(folders: list[Path]) -> RetrievalSet:
+    """Return all tasks as one, with ids that tell domains apart, and queries from passages of the same id."""
+    tasks = [read_beir_retrieval(folder, "test", folder.name) for folder in folders]
+    return RetrievalSet(
+        name="union",
+        query_ids=[f"query {task.name} {key}" for task in tasks for key in task.query_ids],
+        queries=[text for task in tasks for text in task.queries],
+        doc_ids=[f"{task.name} {key}" for task in tasks for key in task.doc_ids],
+        docs=[text for task in tasks for text in task.docs],
+        qrels={
+            f"query {task.name} {query}": {f"{task.name} {doc}": 1 for doc, grade in judged.items() if grade > 0}
+            for task in tasks
+            for query, judged in task.qrels.items()
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--batch", type=int, default=128)
+    options = parser.parse_args()
+    task = union(sorted(path for path in options.data.iterdir() if (path / "corpus.jsonl").exists()))
+    print(f"{len(task.queries)} queries, {len(task.docs)} passages", flush=True)
+    model = load_encoder(options.model, query_length=64, passage_length=192)
+    started = time.perf_counter()
+    found = evaluate(model, task, batch_size=options.batch)
+    ours = time.perf_counter() - started
+    parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in found.seconds.items())
+    print(f"ours: {ours:.1f} s ({parts}), ndcg@10 {found.summary()['ndcg@10']:.6f}", flush=True)
+    model = load_encoder(options.model, query_length=64, passage_length=192)
+    judged = {query: set(relevant) for query, relevant in task.qrels.items()}
+    host = InformationRetrievalEvaluator(
+        dict(zip(task.query_ids, task.queries, strict=True)),
+        dict(zip(task.doc_ids, task.docs, strict=True)),
+        judged,
+        batch_size=options.batch,
+        write_csv=False,
+    )
+    started = time.perf_counter()
+    scores = host(model)
+    stock = time.perf_counter() - started
+    print(f"stock: {stock:.1f} s, ndcg@10 {scores['cosine_ndcg@10']:.6f}")
+    print(f"stock / ours: {stock / ours:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One training run on random texts in a process of its own, for the scripts that set two of them side by side.
+
+python benchmarks/sides.py static --model minilm --batch 256
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SIDE_OPTIONS = {"model": "minilm", "batch": 256, "rows": 40_000, "steps": 120, "uncounted": 40}
+
+
+class Side:
+    """A run in a process of its own, told about when it is done.
+
+    Attributes:
+        facts: What it printed.
+    """
+
+    def __init__(self, kind: str, *words: str) -> None:
+        command = [sys.executable, __file__, kind, *words]
+        result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        self.facts: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+        names = [word.removeprefix("--") for word in words]
+        extra = " ".join(name for name in names if name.split("=")[0] not in SIDE_OPTIONS)
+        print(
+            f"{kind} {extra}: {self.steps_per_second:.2f} steps/s, {self.facts['memory']:.2f} GiB, "
+            f"ready after {self.facts['ready']:.1f} s, {self.facts['total']:.1f} s in all",
+            flush=True,
+        )
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps a second without the first ones, and without rounds of probes."""
+        return float(self.facts["steps_per_second"])
+
+
+def add_side_options(parser: argparse.ArgumentParser) -> None:
+    """Add what all sides of a comparison have in common."""
+    for name, value in SIDE_OPTIONS.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+
+
+def texts(count: int, words: Any, random: Any, least: int, most: int) -> list[str]:
+    return [" ".join(words[random.integers(0, len(words), random.integers(least, most + 1))]) for _ in range(count)]
+
+
+def random_rows(count: int, model: Any, seed: int) -> Any:
+    import numpy as np
+    from datasets import Dataset
+
+    words = np.array([word for word in model.tokenizer.get_vocab() if word.isalpha() and len(word) > 2])
+    random = np.random.default_rng(seed)
+    return Dataset.from_dict(
+        {"anchor": texts(count, words, random, 6, 14), "positive": texts(count, words, random, 60, 180)}
+    )
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Train one side and return its speed, its peak memory and what its rounds of probes took."""
+    import torch
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from transformers import TrainerCallback
+
+    from mixfluence import UNIFORM, InfDDS, MixtureTrainer, Probe, Reptile, Static, info_nce, load_encoder
+    from mixfluence.run_folder import read_trace
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.started = self.elapsed = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step in (options.uncounted, options.steps):
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                self.started, self.elapsed = now, now - self.started
+
+    model = load_encoder(options.model, query_length=64, passage_length=256)
+    pool = {f"set {n}": random_rows(options.rows // options.datasets, model, n) for n in range(options.datasets)}
+    dev = {f"target {n}": random_rows(256, model, 100 + n) for n in range(options.targets)}
+    on_gpu = torch.cuda.is_available()
+    args = SentenceTransformerTrainingArguments(
+        tempfile.mkdtemp(),
+        max_steps=options.steps,
+        per_device_train_batch_size=options.batch,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        dataloader_num_workers=options.loader_workers,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    loss, clock = info_nce(model, 0.05), Clock()
+    started = time.perf_counter()
+    updates: list[dict[str, Any]] = []
+    if options.kind == "stock":
+        from datasets import DatasetDict
+
+        trainer = SentenceTransformerTrainer(model, args, DatasetDict(pool), loss=loss, callbacks=[clock])
+    else:
+        probe = Probe(
+            state="momentum-free" if options.momentum_free else "inherited",
+            snapshot="host" if options.host_snapshot else "device",
+        )
+        adaptive = InfDDS(UNIFORM, update_every=50, probe=probe, reptile=Reptile() if options.reptile else None)
+        trainer = MixtureTrainer(
+            model,
+            args,
+            pool,
+            dev_dataset=dev or None,
+            strategy=adaptive if options.kind == "inf-dds" else Static(UNIFORM),
+            loss=loss,
+            compiled=options.compiled,
+            callbacks=[clock],
+        )
+        _ = trainer.tokenised
+    ready = time.perf_counter() - started
+    trainer.train()
+    total = time.perf_counter() - started
+    if options.kind == "inf-dds":
+        lines = read_trace(Path(args.output_dir) / "trace.jsonl")
+        updates = [line["update"] | {"step": line["step"]} for line in lines if "update" in line]
+    probing = sum(update["seconds"] for update in updates if update["step"] > options.uncounted)
+    return {
+        "steps_per_second": (options.steps - options.uncounted) / (clock.elapsed - probing),
+        "memory": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
+        "parameter_size": sum(parameter.nbytes for parameter in model.parameters()) / 2**30,
+        "ready": ready,
+        "total": total,
+        "updates": [update["seconds"] for update in updates],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["stock", "static", "inf-dds"])
+    add_side_options(parser)
+    parser.add_argument("--loader-workers", type=int, default=0)
+    parser.add_argument("--datasets", type=int, default=2)
+    parser.add_argument("--targets", type=int, default=0)
+    for switch in ("compiled", "reptile", "momentum-free", "host-snapshot"):
+        parser.add_argument(f"--{switch}", action="store_true")
+    print(json.dumps(measure(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()
