@@ -27,6 +27,7 @@ DOORS: dict[str, set[str]] = {
     "run_folder": {"errors"},
     "display": set(),
     "attention": set(),
+    "paper": TOOLS,
     "record": TOOLS,
     "encoders": TOOLS,
     "policy": TOOLS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -12,46 +13,73 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from mixfluence.config.recipe import ModelSection, Recipe
-from mixfluence.config.sources import BeirSource, HubSource, PairsSource, PydocsSource, Source
+from mixfluence.config.sources import BeirSource, BgeM3Source, HubSource, MldrSource, PairsSource, PydocsSource, Source
 from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
+from mixfluence.data.bge_m3 import read_bge_m3
 from mixfluence.data.halves import guiding_half, selecting_half
 from mixfluence.data.hub import read_hub
+from mixfluence.data.mldr import read_mldr_retrieval, read_mldr_rows
 from mixfluence.data.pairs import read_pairs
+from mixfluence.data.published import difference, task_differences
 from mixfluence.data.pydocs import read_pydocs_retrieval, read_pydocs_rows
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 
+logger = logging.getLogger(__name__)
+
+# The keys of a source that say where it is.
+PLACE = {"path", "id", "config", "library", "language", "split"}
+
 
 def read_rows(source: Source) -> RowSet:
-    """Read the training or dev rows of a source."""
-    match source:
-        case BeirSource():
-            return read_beir_rows(source.path, source.split, source.per)
-        case PairsSource():
-            return read_pairs(source.path, source.columns)
-        case HubSource():
-            return read_hub(source.id, source.revision, source.config, source.split, source.columns)
-        case PydocsSource(library=library, split=split):
-            return read_pydocs_rows(library, split)
+    """Read the training or dev rows of a source, and note if there are not as many as were published."""
+    rows = _read_rows(source)
+    published = source.published.rows if source.published else None
+    place = source.model_dump(include=PLACE, exclude_none=True)
+    notes = difference(" ".join(map(str, place.values())), "rows", len(rows), published)
+    return replace(rows, notes=(*rows.notes, *notes))
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:
-    """Read a source as a retrieval task, with its prompts."""
+    """Read a source as a retrieval task, with its prompts; counts that are not as published are logged."""
     match source:
         case BeirSource():
             task = read_beir_retrieval(source.path, source.split, name)
+        case MldrSource():
+            task = read_mldr_retrieval(source.path, source.language, source.split, name)
         case PydocsSource(library=library, split=split):
             task = read_pydocs_retrieval(library, split, name)
         case _:
-            task = retrieval_from_rows(name, read_rows(source))
+            task = retrieval_from_rows(name, _read_rows(source))
+    for note in task_differences(task, source.published.model_dump()) if source.published else ():
+        logger.warning("%s", note)
     return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt)
 
 
+def _read_rows(source: Source) -> RowSet:
+    match source:
+        case BeirSource():
+            return read_beir_rows(source.path, source.split, source.per)
+        case PairsSource(per=per, negatives=negatives):
+            return read_pairs(source.path, source.columns, per=per, negatives=negatives)
+        case HubSource(per=per, negatives=negatives):
+            place = source.id, source.revision, source.config, source.split
+            return read_hub(*place, source.columns, per=per, negatives=negatives)
+        case PydocsSource(library=library, split=split):
+            return read_pydocs_rows(library, split)
+        case BgeM3Source():
+            return read_bge_m3(source.path, source.language)
+        case MldrSource():
+            return read_mldr_rows(source.path, source.language, source.split)
+
+
 def read_guides(recipe: Recipe) -> dict[str, RowSet]:
-    """Read the dev rows that may guide sampling."""
+    """Read the dev rows that may guide sampling; what their readers want said is logged."""
     dev = {name: read_rows(source) for name, source in recipe.dev.items()}
+    for note in (note for rows in dev.values() for note in rows.notes):
+        logger.warning("%s", note)
     if recipe.selection and recipe.selection.dev == "halves":
         return {name: guiding_half(name, rows) for name, rows in dev.items()}
     return dev
@@ -98,6 +126,8 @@ def training_arguments(
         "bf16": _bf16(training.precision, device),
         "use_cpu": device.type == "cpu",
         "logging_steps": training.log_every,
+        # A look at every step's loss makes the host wait for the device; what is not a number shows in the log.
+        "logging_nan_inf_filter": False,
         "save_strategy": "steps" if save_every else "no",
         "save_steps": save_every or training.steps,
         "save_total_limit": 2,

@@ -72,3 +72,10 @@ def test_code_of_a_dataset_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="could not be loaded"):
         read_hub(str(folder), None, None, "train")
     assert not (tmp_path / "ran").exists()
+
+
+def test_positives_and_negatives_can_be_limited(tmp_path: Path) -> None:
+    name = write(tmp_path / "set", {"title": ["t"], "citation": [["a", "b"]], "negative": ["n"]})
+    assert len(read_hub(name, None, None, "train")) == 2
+    (row,) = read_hub(name, None, None, "train", per="query", negatives=0).rows
+    assert (row["positive"], row["negatives"]) == ("a", [])

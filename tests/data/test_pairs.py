@@ -341,3 +341,54 @@ def test_arbitrary_bytes_raise_nothing_but_data_errors(lines: list[bytes], name:
         path.write_bytes(b"\n".join(lines))
         with suppress(DataError):
             assert len(read_pairs(path)) > 0
+
+
+def test_one_row_per_record_takes_the_first_positive_with_its_score(tmp_path: Path) -> None:
+    records = [
+        {"query": "q", "pos": ["", "b", "c"], "neg": ["n"], "pos_scores": [1, 2, 3], "neg_scores": [0]},
+        {"query": "r", "pos": ["d"], "neg": []},
+        ["s", "e"],
+    ]
+    rows = read_pairs(write_jsonl(tmp_path / "a.jsonl", *records), per="query").rows
+    assert list(rows["positive"]) == ["b", "d", "e"]
+    assert list(rows["scores"]) == [[2, 0], [], []]
+
+
+@pytest.mark.parametrize(("most", "expected"), [(0, []), (1, ["m"]), (3, ["m", "n"])])
+def test_only_so_many_negatives_are_kept_with_their_scores(tmp_path: Path, most: int, expected: list[str]) -> None:
+    record = {"query": "q", "pos": ["a"], "neg": [" ", "m", "n"], "pos_scores": [9], "neg_scores": [1, 2, 3]}
+    path = write_jsonl(tmp_path / "a.jsonl", record, ["q", "a", " ", "m", "n"])
+    scored, plain = read_pairs(path, negatives=most).rows
+    assert scored["negatives"] == plain["negatives"] == expected
+    assert scored["scores"] == [9, 2, 3][: 1 + len(expected)]
+    assert [len(row) for row in read_pairs(path).rows["negatives"]] == [2, 2]
+
+
+def test_texts_may_stand_beside_other_columns(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", {"texts": ["title", "body"], "tags": ["x"], "meta": {"id": 1}})
+    rows = read_pairs(path)
+    assert [(row["anchor"], row["positive"]) for row in rows.rows] == [("title", "body")]
+    assert rows.notes == (f"{path}: ignored the columns 'meta', 'tags'",)
+
+
+def test_the_five_shapes_of_the_dump_may_be_in_one_folder(tmp_path: Path) -> None:
+    shapes = {
+        "AllNLI.jsonl.gz": ["anchor", "positive", "negative"],
+        "NQ-train_pairs.jsonl.gz": ["question", "answer"],
+        "WikiAnswers.jsonl.gz": {"set": ["a", "b", "c"]},
+        "amazon-qa.jsonl.gz": {"query": "q", "pos": ["x", "y"]},
+        "msmarco-triplets.jsonl.gz": {"query": "m", "pos": ["p"], "neg": ["n1", "n2"]},
+    }
+    for name, record in shapes.items():
+        write_jsonl(tmp_path / name, record)
+    rows = read_pairs(tmp_path, negatives=1)
+    assert [(row["anchor"], row["positive"], len(row["negatives"])) for row in rows.rows] == [
+        ("anchor", "positive", 1),
+        ("question", "answer", 0),
+        ("a", "b", 0),
+        ("b", "c", 0),
+        ("q", "x", 0),
+        ("q", "y", 0),
+        ("m", "p", 1),
+    ]
+    assert len(read_pairs(tmp_path, per="query")) == 6

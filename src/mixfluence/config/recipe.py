@@ -27,10 +27,15 @@ class ModelSection(Section):
 
 
 class TrainingSection(Section):
-    """Optimisation. `host` passes further arguments to the host's trainer by their own names."""
+    """Optimisation. `host` passes further arguments to the host's trainer by their own names.
+
+    The loss `m3-kd` learns from a teacher's scores where rows have them, and is InfoNCE where they have none.
+    `packing` and `compiled` make a GPU faster; see `MixtureTrainer`.
+    """
 
     steps: Count
     batch_size: Count
+    loss: Literal["info-nce", "m3-kd"] = "info-nce"
     learning_rate: Positive = 2e-5
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     temperature: Positive = 0.02
@@ -40,6 +45,8 @@ class TrainingSection(Section):
     mini_batch_size: Count | None = None
     cross_device_negatives: bool = True
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    packing: bool | None = None
+    compiled: bool = False
     save_every: Count | None = None
     log_every: Count = 10
     host: dict[str, Any] = Field(default_factory=dict)
@@ -68,7 +75,7 @@ class Recipe(Section):
     """One run, from files to numbers.
 
     `train`, `dev` and `test` are lists of names or mappings of name -> source. Keys of `defaults` hold for
-    every source that does not set them, `{name}` in a text stands for the source's name, and the split is
+    every source that does not set them, `{name}` and `{format}` in a text stand for the source's, and the split is
     that of the section unless said otherwise.
     """
 

@@ -28,14 +28,29 @@ class Section(BaseModel):
         return data
 
 
+Whole = Annotated[int, Field(ge=0)]
+Rows = Annotated[int, Field(ge=1)]
+
+
+class PublishedSection(Section):
+    """What a dataset is known to hold: what is read is compared with it, and a plan counts by it without the data."""
+
+    rows: Rows | None = None
+    queries: Rows | None = None
+    judgements: Rows | None = None
+    passages: Rows | None = None
+
+
 class SourceSection(Section):
     """What every source may say besides where it is.
 
-    A prompt stands before every text, in training and in testing; without one the model's own is used.
+    A prompt stands before every text, in training and in testing; without one the model's own is used. Counts that
+    are not as published are noted, and stop nothing.
     """
 
     query_prompt: str | None = None
     passage_prompt: str | None = None
+    published: PublishedSection | None = None
 
 
 class FileSource(SourceSection):
@@ -60,14 +75,19 @@ class BeirSource(FileSource):
 
 
 class PairsSource(FileSource):
-    """Pairs, triplets or lists in jsonl, csv, tsv or parquet files."""
+    """Pairs, triplets or lists in jsonl, csv, tsv or parquet files.
+
+    `per` makes one row per positive or per record, `negatives` is the most hard negatives that a row keeps.
+    """
 
     format: Literal["pairs"]
     columns: dict[str, str | list[str]] | None = None
+    per: Literal["query", "pair"] = "pair"
+    negatives: Whole | None = None
 
 
 class HubSource(SourceSection):
-    """A dataset of the Hugging Face hub, by id and revision."""
+    """A dataset of the Hugging Face hub, by id and revision; `per` and `negatives` are as for pairs."""
 
     format: Literal["hub"]
     id: str
@@ -75,6 +95,23 @@ class HubSource(SourceSection):
     revision: str | None = None
     config: str | None = None
     columns: dict[str, str | list[str]] | None = None
+    per: Literal["query", "pair"] = "pair"
+    negatives: Whole | None = None
+
+
+class BgeM3Source(FileSource):
+    """One language of BGE-M3's training data, all its sources together."""
+
+    format: Literal["bge_m3"]
+    language: str
+
+
+class MldrSource(FileSource):
+    """One language of MLDR: rows to train on or be guided by, and tasks with the language's corpus."""
+
+    format: Literal["mldr"]
+    language: str
+    split: Literal["train", "dev", "test"]
 
 
 class PydocsSource(SourceSection):
@@ -85,12 +122,16 @@ class PydocsSource(SourceSection):
     split: Literal["all", "train", "dev", "test"]
 
 
-Source = Annotated[BeirSource | PairsSource | HubSource | PydocsSource, Field(discriminator="format")]
+Source = Annotated[
+    BeirSource | PairsSource | HubSource | PydocsSource | BgeM3Source | MldrSource, Field(discriminator="format")
+]
 FORMATS: dict[str, type[SourceSection]] = {
     "beir": BeirSource,
     "pairs": PairsSource,
     "hub": HubSource,
     "pydocs": PydocsSource,
+    "bge_m3": BgeM3Source,
+    "mldr": MldrSource,
 }
 
 
@@ -115,7 +156,11 @@ def _fill_source(name: str, own: Any, defaults: dict[str, Any], section: str) ->
     inherited = {key: value for key, value in defaults.items() if key in format_.model_fields}
     split = {"split": section} if "split" in format_.model_fields else {}
     source = split | inherited | own
-    return {key: value.replace("{name}", name) if isinstance(value, str) else value for key, value in source.items()}
+    return {key: _spell_out(value, name, str(source["format"])) for key, value in source.items()}
+
+
+def _spell_out(value: Any, name: str, format_: str) -> Any:
+    return value.replace("{name}", name).replace("{format}", format_) if isinstance(value, str) else value
 
 
 def check_defaults(defaults: Any) -> None:

@@ -1,4 +1,6 @@
-"""Reads the BEIR layout: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, plain or gzipped.
+"""Reads queries, a corpus and judgements from files of their own, as BEIR, the hub and mteb publish them.
+
+`mixfluence.data.beir_files` says which layouts there are; a record means the same in all of them.
 
 Judgements of queries or passages that the other two files lack are left out and reported, because
 some published sets have them; above `MAX_DROPPED_SHARE` the folder is refused.
@@ -8,11 +10,12 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, find_file, kind, read_jsonl, read_lines
+from mixfluence.data.beir_files import BeirFiles, find_beir_files
+from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, kind, read_lines, read_records
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.errors import DataError
@@ -23,31 +26,23 @@ logger = logging.getLogger(__name__)
 Grades = dict[tuple[str, str], int]
 
 
-class BeirFiles(NamedTuple):
-    """The three files one split is made of."""
-
-    corpus: Path
-    queries: Path
-    qrels: Path
-
-
 def read_beir_rows(folder: Path, split: str, per: Literal["pair", "query"] = "query") -> RowSet:
     """Return the training rows of one split: for a task to measure on, prefer `read_beir_retrieval`.
 
     Only grades above zero make a positive. Queries and positives without text are left out with a note.
 
     Args:
-        folder: Holds the corpus, the queries and the folder `qrels`.
-        split: Which file of `qrels`.
+        folder: Holds the corpus, the queries and the judgements.
+        split: Which judgements.
         per: "query" gives one row per query, with its highest-graded positive (the first of equals);
             "pair" gives one row per query and positive. Both keep the order of the judgements.
 
     Raises:
         DataError: If a file is missing or malformed, or too many judgements name unknown ids.
     """
-    files = _find_files(folder, split)
+    files = find_beir_files(folder, split)
     options = {"format": "beir", "per": per}
-    return convert_once(files, options, lambda notes: _rows(files, per, notes))
+    return convert_once([*files.corpus, *files.queries, *files.qrels], options, lambda notes: _rows(files, per, notes))
 
 
 def read_beir_retrieval(folder: Path, split: str, name: str) -> RetrievalSet:
@@ -56,41 +51,46 @@ def read_beir_retrieval(folder: Path, split: str, name: str) -> RetrievalSet:
     Queries come in the order of the judgements, grades of zero included. Passages without text stay.
     Judgements that are left out are logged as warnings.
     """
-    files = _find_files(folder, split)
-    grades = _read_grades(files.qrels)
+    return read_task_files(find_beir_files(folder, split), name)
+
+
+def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
+    """Return the task that these files make."""
+    grades = read_grades(files.qrels)
     queries = _read_texts(files.queries, _query_text, {query for query, _ in grades})
-    passages = _read_texts(files.corpus, _passage_text)
+    return make_task(name, files.qrels[0], grades, queries, _read_texts(files.corpus, _passage_text))
+
+
+def make_task(
+    name: str, qrels: Path, grades: Grades, queries: dict[str, str], passages: dict[str, str]
+) -> RetrievalSet:
+    """Join texts and judgements to a task; judgements of texts that are not there are left out and logged.
+
+    Args:
+        name: How tables call it.
+        qrels: Where the judgements are from, for messages.
+        grades: The judgements.
+        queries: Id -> text.
+        passages: Id -> text.
+    """
     notes: list[str] = []
-    known = _drop_unknown(grades, queries, passages, files.qrels, notes)
+    known = _drop_unknown(grades, queries, passages, qrels, notes)
     for note in notes:
         logger.warning("%s: %s", name, note)
-    qrels: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
+    judged: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
     for (query, passage), grade in known.items():
-        qrels[query][passage] = grade
-    texts = [queries[query] for query in qrels]
-    return RetrievalSet(name, list(qrels), texts, list(passages), list(passages.values()), qrels)
-
-
-def _find_files(folder: Path, split: str) -> BeirFiles:
-    corpus, queries = find_file(folder, "corpus.jsonl"), find_file(folder, "queries.jsonl")
-    splits = {
-        file.name.removesuffix(".gz").removesuffix(".tsv"): file
-        for pattern in ("*.tsv.gz", "*.tsv")
-        for file in sorted((folder / "qrels").glob(pattern))
-    }
-    if split not in splits:
-        found = ", ".join(sorted(splits)) or "none"
-        raise DataError(f"{folder / 'qrels'}: no split '{split}' ({split}.tsv), found: {found}")
-    return BeirFiles(corpus, queries, splits[split])
+        judged[query][passage] = grade
+    texts = [queries[query] for query in judged]
+    return RetrievalSet(name, list(judged), texts, list(passages), list(passages.values()), judged)
 
 
 def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
-    grades = _read_grades(files.qrels)
+    grades = read_grades(files.qrels)
     queries = _read_texts(files.queries, _query_text, {query for query, _ in grades})
     passages = _read_texts(files.corpus, _passage_text, {passage for _, passage in grades})
-    grades = _drop_unknown(grades, queries, passages, files.qrels, notes)
-    _note_empty(files.queries, "queries without text", queries, notes)
-    _note_empty(files.corpus, "judged passages without text", passages, notes)
+    grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
+    _note_empty(files.queries[0], "queries without text", queries, notes)
+    _note_empty(files.corpus[0], "judged passages without text", passages, notes)
     positives = {
         (query, passage): grade
         for (query, passage), grade in grades.items()
@@ -132,8 +132,16 @@ def _note_empty(path: Path, what: str, texts: dict[str, str], notes: list[str]) 
     dropped.report(notes)
 
 
-def _read_grades(path: Path) -> Grades:
+def read_grades(files: Sequence[Path]) -> Grades:
+    """Read judgements from tables of three columns or TREC's four, JSON lines or Parquet; of duplicates the last."""
     grades: Grades = {}
+    for file in files:
+        lines = _table_grades if file.name.endswith((".tsv", ".tsv.gz")) else _record_grades
+        grades.update(lines(file))
+    return grades
+
+
+def _table_grades(path: Path) -> Iterator[tuple[tuple[str, str], int]]:
     first = True
     for number, line in read_lines(path):
         if not line or line.isspace():
@@ -141,11 +149,20 @@ def _read_grades(path: Path) -> Grades:
         query, passage, score = _columns(line, f"{path}:{number}")
         grade = _whole(score)
         if grade is not None:
-            grades[query, passage] = grade
+            yield (query, passage), grade
         elif not first:  # a first line without a grade is the header
             raise DataError(f"{path}:{number}: found the score '{score}', expected a whole number")
         first = False
-    return grades
+
+
+def _record_grades(path: Path) -> Iterator[tuple[tuple[str, str], int]]:
+    for where, record in read_records(path):
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: found {kind(record)}, expected an object with query-id, corpus-id and score")
+        grade = _whole(record.get("score"))
+        if grade is None:
+            raise DataError(f"{where}: found the score {record.get('score')!r}, expected a whole number")
+        yield (_id(record, where, "query-id"), _id(record, where, "corpus-id")), grade
 
 
 def _columns(line: str, where: str) -> tuple[str, str, str]:
@@ -160,23 +177,22 @@ def _columns(line: str, where: str) -> tuple[str, str, str]:
     return columns[0], columns[-2], columns[-1]
 
 
-def _whole(score: str) -> int | None:
+def _whole(score: Any) -> int | None:
     try:
         value = float(score)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     return int(value) if value.is_integer() else None
 
 
 def _read_texts(
-    path: Path, text_of: Callable[[dict[str, Any], str], str], wanted: Collection[str] | None = None
+    files: Sequence[Path], text_of: Callable[[dict[str, Any], str], str], wanted: Collection[str] | None = None
 ) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for number, record in read_jsonl(path):
-        where = f"{path}:{number}"
+    for where, record in (found for file in files for found in read_records(file)):
         if not isinstance(record, dict):
             raise DataError(f"{where}: found {kind(record)}, expected an object with '_id' and 'text'")
-        id = _id(record, where)
+        id = _id(record, where, "_id" if "_id" in record or "id" not in record else "id")
         if wanted is not None and id not in wanted:
             continue
         text = text_of(record, where)
@@ -185,10 +201,10 @@ def _read_texts(
     return texts
 
 
-def _id(record: dict[str, Any], where: str) -> str:
-    id = record.get("_id")
+def _id(record: dict[str, Any], where: str, column: str) -> str:
+    id = record.get(column)
     if isinstance(id, bool) or not isinstance(id, str | int):
-        raise DataError(f"{where}: found {kind(id)} as '_id', expected text or a whole number")
+        raise DataError(f"{where}: found {kind(id)} as '{column}', expected text or a whole number")
     return str(id)
 
 

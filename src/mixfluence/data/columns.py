@@ -4,13 +4,13 @@ Without a column map the shape of a record decides what its texts mean:
 
 - `["anchor", "positive", "negative", ...]`, with or without negatives;
 - `{"set": [...]}` or `{"texts": [...]}`, texts that all mean the same: each is paired with the next,
-  so that n texts give n - 1 rows;
+  so that n texts give n - 1 rows; other columns are ignored;
 - `{"query", "pos", "neg"}` with one or many positives, perhaps with `pos_scores` and `neg_scores`;
 - `{"context", "response"}`;
 - any other object by position, as sentence-transformers does: the first column is the anchor, the second
   the positive, the others are negatives, and columns named like labels or scores are ignored.
 
-A positive column that holds lists gives one row per element.
+A positive column that holds lists gives one row per element, or one row in all if that is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from datasets import Dataset
 
@@ -27,6 +27,7 @@ from mixfluence.data.rows import ROWS_PER_BATCH, Row
 from mixfluence.errors import DataError
 
 ColumnMap = Mapping[str, str | list[str]]
+Per = Literal["query", "pair"]
 
 SET_COLUMNS = ("set", "texts")
 LABEL_COLUMNS = frozenset({"label", "labels", "score", "scores"})
@@ -56,10 +57,16 @@ class RecordReader:
         source: The dataset, as messages call it.
         columns: Role -> column, for `anchor`, `positive`, `negatives` (one list-valued column or several)
             and `scores` (one number per passage, positives first). None goes by the shape of the records.
+        per: "pair" makes a row of every positive a record lists, "query" of the first alone.
+        negatives: Most negatives a row keeps, the first ones; None keeps all.
     """
 
-    def __init__(self, source: str, columns: ColumnMap | None) -> None:
+    def __init__(
+        self, source: str, columns: ColumnMap | None, *, per: Per = "pair", negatives: int | None = None
+    ) -> None:
         self._source = source
+        self._per = per
+        self._negatives = negatives
         self._mapped = None if columns is None else _mapped_roles(columns)
         self._positional: Roles | None = None
         self._ignored: set[str] = set()
@@ -73,7 +80,7 @@ class RecordReader:
             for row in self._record_rows(record, where):
                 self._empty_rows.total += 1
                 if row.anchor.strip() and row.positive.strip():
-                    yield self._without_empty_negatives(row, where)
+                    yield self._with_chosen_negatives(row, where)
                 else:
                     self._empty_rows.add(where)
 
@@ -92,12 +99,19 @@ class RecordReader:
             raise DataError(f"{where}: found {kind(record)}, expected {expected}")
         if self._mapped is not None:
             _require_columns(record, self._mapped.columns(), where)
-            return _object_rows(record, self._mapped, where)
-        if len(record) == 1 and (name := next(iter(record))) in SET_COLUMNS:
+            return self._object_rows(record, self._mapped, where)
+        if name := _set_column(record):
+            self._ignored.update(record.keys() - {name})
             return _set_rows(_texts(record, name, where))
         roles = _known_roles(record) or self._roles_by_position(record, where)
         self._ignored.update(record.keys() - roles.columns())
-        return _object_rows(record, roles, where)
+        return self._object_rows(record, roles, where)
+
+    def _object_rows(self, record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
+        rows = _object_rows(record, roles, where)
+        if self._per == "pair":
+            return rows
+        return [next((row for row in rows if row.positive.strip()), rows[0])]
 
     def _roles_by_position(self, record: dict[str, Any], where: str) -> Roles:
         columns = [name for name in record if name not in LABEL_COLUMNS]
@@ -113,13 +127,14 @@ class RecordReader:
             )
         return self._positional
 
-    def _without_empty_negatives(self, row: Row, where: str) -> Row:
+    def _with_chosen_negatives(self, row: Row, where: str) -> Row:
         self._empty_negatives.total += len(row.negatives)
         kept = [i for i, negative in enumerate(row.negatives) if negative.strip()]
-        if len(kept) == len(row.negatives):
-            return row
         for _ in range(len(row.negatives) - len(kept)):
             self._empty_negatives.add(where)
+        kept = kept[: self._negatives]
+        if len(kept) == len(row.negatives):
+            return row
         scores = [row.scores[0], *(row.scores[i + 1] for i in kept)] if row.scores else ()
         return Row(row.anchor, row.positive, [row.negatives[i] for i in kept], scores)
 
@@ -142,6 +157,11 @@ def _mapped_roles(columns: ColumnMap) -> Roles:
         raise DataError(f"columns: found {len(named[several[0]])} columns for {several[0]}, expected one")
     negatives, scores = named.get("negatives", ()), named.get("scores", ())
     return Roles(named["anchor"][0], named["positive"][0], tuple(negatives), tuple(scores))
+
+
+def _set_column(record: dict[str, Any]) -> str | None:
+    """Return the column that holds texts of one meaning, alone or, as a list, beside tags and the like."""
+    return next((name for name in SET_COLUMNS if isinstance(record.get(name), list) or record.keys() == {name}), None)
 
 
 def _known_roles(record: dict[str, Any]) -> Roles | None:

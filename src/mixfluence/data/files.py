@@ -1,4 +1,4 @@
-"""The low level every reader of data files shares: lines, JSON lines, and what may be left out.
+"""The low level every reader of data files shares: lines, JSON lines, Parquet, and what may be left out.
 
 Whatever is wrong with a file becomes one `DataError` that names the file and the line.
 """
@@ -15,11 +15,15 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from mixfluence.errors import DataError
 
 # Real sets hold a few stray ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
+RECORDS_PER_READ = 1_000
 BYTE_ORDER_MARK = "\ufeff"
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 KINDS = {type(None): "no value", bool: "true or false", int: "a number", float: "a number", str: "text"}
@@ -92,6 +96,26 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     for number, text in read_lines(path):
         if text and not text.isspace():
             yield number, _parse_json(text, f"{path}:{number}")
+
+
+def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and content of every row of a Parquet file."""
+    row = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(RECORDS_PER_READ):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield row, record
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: not a valid Parquet file after row {row} ({error})") from error
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield every record of a Parquet file or, whatever its name, of JSON lines, each after its place for messages."""
+    if path.suffix == ".parquet":
+        return ((f"{path}: row {row}", record) for row, record in read_parquet(path))
+    return ((f"{path}:{number}", record) for number, record in read_jsonl(path))
 
 
 def kind(value: Any) -> str:

@@ -17,7 +17,7 @@ def guiding_half(name: str, dev: RowSet) -> RowSet:
     chosen = [row for row, anchor in enumerate(dev.rows["anchor"]) if _guides(anchor)]
     if not chosen:
         raise DataError(f"{name}: too small to be cut in two halves ({len(dev)} rows)")
-    return RowSet(dev.rows.select(chosen), f"{dev.fingerprint}-guiding", dev.notes)
+    return dev.take(chosen, f"{dev.fingerprint}-guiding")
 
 
 def selecting_half(dev: RetrievalSet) -> RetrievalSet:

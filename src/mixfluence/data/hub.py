@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, load_dataset
 
-from mixfluence.data.columns import ColumnMap, RecordReader, records_of
+from mixfluence.data.columns import ColumnMap, Per, RecordReader, records_of
 from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.errors import DataError
 
@@ -18,6 +19,9 @@ def read_hub(
     config: str | None,
     split: str,
     columns: ColumnMap | None = None,
+    *,
+    per: Per = "pair",
+    negatives: int | None = None,
 ) -> RowSet:
     """Return the rows of one split of a hub dataset: for files on this machine prefer `read_pairs`.
 
@@ -31,14 +35,18 @@ def read_hub(
         config: Which configuration, where the dataset has several.
         split: A split, or a part of one such as `train[:1000]`.
         columns: As for `read_pairs`.
+        per: As for `read_pairs`.
+        negatives: As for `read_pairs`.
 
     Raises:
         DataError: If the dataset cannot be loaded or its columns do not make rows.
     """
     dataset = _load(dataset_id, revision, config, split)
-    options = {"format": "hub", "split": split, "columns": columns and dict(columns)}
+    options: dict[str, Any] = {"format": "hub", "split": split, "columns": columns and dict(columns)}
+    options |= {"per": per, "negatives": negatives}
     files = [Path(file["filename"]) for file in dataset.cache_files]
-    return convert_once(files, options, lambda notes: _rows(dataset_id, dataset, columns, notes))
+    reader = RecordReader(dataset_id, columns, per=per, negatives=negatives)
+    return convert_once(files, options, lambda notes: _rows(dataset_id, dataset, reader, notes))
 
 
 def _load(dataset_id: str, revision: str | None, config: str | None, split: str) -> Dataset:
@@ -53,7 +61,6 @@ def _load(dataset_id: str, revision: str | None, config: str | None, split: str)
         ) from error
 
 
-def _rows(name: str, dataset: Dataset, columns: ColumnMap | None, notes: list[str]) -> Iterator[Row]:
-    reader = RecordReader(name, columns)
+def _rows(name: str, dataset: Dataset, reader: RecordReader, notes: list[str]) -> Iterator[Row]:
     yield from reader.rows(records_of(name, dataset))
     reader.report(notes)

@@ -68,8 +68,7 @@ def _without(name: str, dataset: RowSet, rows: tuple[int, ...]) -> RowSet:
         raise DataError(f"{name}: every training row asks a test query, nothing is left to train on")
     # The kept rows are a function of the content and of the rows left out, so they name the result.
     left_out = xxhash.xxh3_64_hexdigest(np.array(rows, np.int64).tobytes())
-    fingerprint = f"{dataset.fingerprint}-without-{left_out}"
-    return RowSet(dataset.rows.select(keep), fingerprint, dataset.notes)
+    return dataset.take(keep.tolist(), f"{dataset.fingerprint}-without-{left_out}")
 
 
 def _plain(text: str) -> str:

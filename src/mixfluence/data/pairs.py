@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from mixfluence.data.columns import ColumnMap, RecordReader
-from mixfluence.data.files import read_jsonl, read_lines
-from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once
+from mixfluence.data.columns import ColumnMap, Per, RecordReader
+from mixfluence.data.files import read_lines, read_records
+from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.errors import DataError
 
 EXTENSIONS = (".jsonl", ".csv", ".tsv", ".jsonl.gz", ".csv.gz", ".tsv.gz", ".parquet")
@@ -23,7 +20,9 @@ LONGEST_FIELD = 2**31 - 1  # the most that every platform accepts
 Record = tuple[str, Any]
 
 
-def read_pairs(path: Path, columns: ColumnMap | None = None) -> RowSet:
+def read_pairs(
+    path: Path, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None
+) -> RowSet:
     """Return the rows of one file or of every file in a folder, in the order of their names.
 
     Each format gives lists or objects, whose meaning `mixfluence.data.columns` describes. Tables need a
@@ -34,13 +33,16 @@ def read_pairs(path: Path, columns: ColumnMap | None = None) -> RowSet:
         path: A file, or a folder that holds nothing else (hidden files are ignored).
         columns: Which column is `anchor`, `positive`, `negatives` (one list-valued column or several) and
             `scores` (a list, one number per passage, positives first). None goes by the shape of the records.
+        per: "pair" gives one row for each positive that a record lists, "query" one per record, with the first.
+        negatives: Most hard negatives a row may keep, the first ones; None keeps all.
 
     Raises:
         DataError: If a file is missing, damaged or malformed, or too many rows lack a text.
     """
     files = _find_files(path)
-    options = {"format": "pairs", "columns": columns and dict(columns)}
-    return convert_once(files, options, lambda notes: _rows(path, files, columns, notes))
+    options = {"format": "pairs", "columns": columns and dict(columns), "per": per, "negatives": negatives}
+    reader = RecordReader(str(path), columns, per=per, negatives=negatives)
+    return convert_once(files, options, lambda notes: _rows(reader, files, notes))
 
 
 def _find_files(path: Path) -> list[Path]:
@@ -55,8 +57,7 @@ def _find_files(path: Path) -> list[Path]:
     return files
 
 
-def _rows(path: Path, files: list[Path], columns: ColumnMap | None, notes: list[str]) -> Iterator[Row]:
-    reader = RecordReader(str(path), columns)
+def _rows(reader: RecordReader, files: list[Path], notes: list[str]) -> Iterator[Row]:
     for file in files:
         yield from reader.rows(_records(file))
     reader.report(notes)
@@ -64,14 +65,12 @@ def _rows(path: Path, files: list[Path], columns: ColumnMap | None, notes: list[
 
 def _records(path: Path) -> Iterator[Record]:
     match path.name.removesuffix(".gz").rpartition(".")[2]:
-        case "jsonl":
-            return ((f"{path}:{number}", value) for number, value in read_jsonl(path))
         case "csv":
             return _table_records(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
         case "tsv":
             return _table_records(path, delimiter="\t", quoting=csv.QUOTE_NONE)
         case _:
-            return _parquet_records(path)
+            return read_records(path)
 
 
 def _table_records(path: Path, **dialect: Any) -> Iterator[Record]:
@@ -105,15 +104,3 @@ def _long_fields() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(before)
-
-
-def _parquet_records(path: Path) -> Iterator[Record]:
-    row = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_PER_BATCH):
-                for record in batch.to_pylist():
-                    row += 1
-                    yield f"{path}: row {row}", record
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: not a valid Parquet file after row {row} ({error})") from error

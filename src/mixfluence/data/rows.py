@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import xxhash
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from mixfluence.atomic import replacing, write_text
 from mixfluence.errors import DataError
@@ -47,14 +48,27 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSet:
-    """The rows of one dataset with a fingerprint of their content and what its reader wants said."""
+    """The rows of one dataset with a fingerprint of their content and what its reader wants said.
+
+    Attributes:
+        parts: Rows that belong together, such as those of one source and length, by name and number, in the order
+            of the rows. Empty if the dataset is all of one kind.
+    """
 
     rows: Dataset
     fingerprint: str
     notes: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def take(self, places: Sequence[int], fingerprint: str) -> RowSet:
+        """Return the rows at these places, which must rise, under a fingerprint that tells them apart."""
+        ends = np.searchsorted(np.asarray(places), np.cumsum(list(self.parts.values())))
+        sizes = np.diff(ends, prepend=0).tolist()
+        parts = {name: size for name, size in zip(self.parts, sizes, strict=True) if size}
+        return RowSet(self.rows.select(places), fingerprint, self.notes, parts)
 
 
 def cache_root() -> Path:
@@ -111,6 +125,14 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     ):
         for batch in _batches(rows):
             writer.write_batch(pa.record_batch(_columns(batch), schema=SCHEMA))
+
+
+def join(parts: Mapping[str, RowSet]) -> RowSet:
+    """Return several sets as one, which remembers what its parts were."""
+    digest = xxhash.xxh3_128_hexdigest(" ".join(part.fingerprint for part in parts.values()).encode())
+    notes = tuple(note for part in parts.values() for note in part.notes)
+    rows = concatenate_datasets([part.rows for part in parts.values()])
+    return RowSet(rows, digest, notes, {name: len(part) for name, part in parts.items()})
 
 
 def rows_in_memory(rows: Iterable[Row]) -> Dataset:

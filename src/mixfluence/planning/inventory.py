@@ -44,22 +44,33 @@ def count_train(recipe: Recipe, given: Mapping[str, int]) -> Counts:
     """Count the rows to train on, before any is dropped for asking a test query.
 
     Args:
-        recipe: Says where they are.
+        recipe: Says where they are, and how many were published of those that are not here.
         given: Rows of some datasets, which are then not read.
     """
-    return _count(recipe.train, given, lambda _, rows: len(rows))
+    return _count(recipe.train, {**_published(recipe.train), **given}, lambda _, rows: len(rows))
 
 
 def count_guides(recipe: Recipe, given: Mapping[str, int]) -> Counts:
     """Count the dev rows that may guide sampling, half of them if the other half selects.
 
     Args:
-        recipe: Says where they are.
+        recipe: Says where they are, and how many were published of those that are not here.
         given: Rows of some dev sets, both halves, which are then not read.
     """
+    given = {**_published(recipe.dev), **given}
     if recipe.selection is None or recipe.selection.dev != "halves":
         return _count(recipe.dev, given, lambda _, rows: len(rows))
     return _count(recipe.dev, {name: rows // 2 for name, rows in given.items()}, _half)
+
+
+def _published(sources: Mapping[str, Source]) -> dict[str, int]:
+    """Return the published rows of data that is not on this machine."""
+    return {
+        name: source.published.rows
+        for name, source in sources.items()
+        if isinstance(source, FileSource) and not source.path.exists()
+        if source.published and source.published.rows
+    }
 
 
 def _half(name: str, rows: RowSet) -> int:

@@ -7,15 +7,18 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from mixfluence.data.tokenising import Prompts
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.strategies import Strategy
+from mixfluence.training.part_streams import PartStream
 from mixfluence.training.permutation import mix
 from mixfluence.training.sampler import MixtureBatchSampler
-from mixfluence.training.streams import RowStream
+from mixfluence.training.streams import Rows, RowStream
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,7 @@ def build_sampler(
     strategy: Strategy,
     tokenised: Mapping[str, TokenisedRows],
     negatives: Mapping[str, int],
+    parts: Mapping[str, Mapping[str, int]],
 ) -> MixtureBatchSampler:
     """Set up the draws of a whole run.
 
@@ -33,13 +37,20 @@ def build_sampler(
         strategy: Decides the probabilities.
         tokenised: The datasets.
         negatives: Hard negatives per row of each dataset.
+        parts: Rows of each dataset that belong together, by name and number; none if it is all of one kind.
     """
     seed = data_seed(args)
     sizes = batch_sizes(args, tokenised)
 
     def stream(number: int, name: str) -> RowStream:
-        rows = tokenised[name]
-        return RowStream(len(rows), lambda chosen: rows.text_keys(chosen, negatives[name]), mix(seed, 1 + number))
+        rows, key = tokenised[name], mix(seed, 1 + number)
+
+        def text_keys(chosen: Rows) -> NDArray[np.uint64]:
+            return rows.text_keys(chosen, negatives[name])
+
+        if not parts[name]:
+            return RowStream(len(rows), text_keys, key)
+        return PartStream(len(rows), text_keys, key, list(parts[name].values()), least=sizes[name])
 
     wanted = args.train_batch_size * args.world_size
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1

@@ -65,7 +65,7 @@ class RowStream:
         position, waiting = self.state
         rows = np.array(waiting, np.int64)
         if len(rows) < count:
-            wanted = _wanted(count, len(rows))
+            wanted = rows_to_read(count, len(rows))
             rows = np.concatenate([rows, self._shuffled(position, wanted)])
             position += wanted
         if not _all_apart(self._text_keys(rows[:count])):
@@ -75,7 +75,7 @@ class RowStream:
 
     def _take_carefully(self, count: int) -> Rows:
         """Return rows that may stand in one batch, and put off those that may not."""
-        batch = _Batch(count)
+        batch = Batch(count)
         position, waiting = self.state
         candidates = np.array(waiting, np.int64)
         patience = max(4 * count, min(self.size, LOOKAHEAD))
@@ -83,7 +83,7 @@ class RowStream:
             rest = batch.add(candidates, self._text_keys(candidates))
             if batch.full or len(batch.postponed) >= patience:
                 break
-            wanted = _wanted(count, len(batch.rows))
+            wanted = rows_to_read(count, len(batch.rows))
             candidates = self._shuffled(position, wanted)
             position += wanted
         self.state = StreamState(position, (*batch.postponed, *rest))
@@ -106,7 +106,7 @@ class RowStream:
         )
 
 
-def _wanted(count: int, found: int) -> int:
+def rows_to_read(count: int, found: int) -> int:
     """Return how many more rows to look at: those that are missing, and not too few at a time."""
     return max(count - found, count // 4, 8)
 
@@ -125,7 +125,7 @@ def share(rows: Rows, rank: int, world: int) -> Rows:
     return (rows if len(rows) >= world else np.resize(rows, world))[rank::world]
 
 
-class _Batch:
+class Batch:
     """Rows accepted so far, and the texts that decide whether the next one fits."""
 
     def __init__(self, count: int) -> None:
@@ -137,6 +137,7 @@ class _Batch:
 
     @property
     def full(self) -> bool:
+        """Whether no row is wanted any more."""
         return len(self.rows) == self.count
 
     def add(self, candidates: Rows, keys: NDArray[np.uint64]) -> list[int]:

@@ -1,0 +1,120 @@
+"""Distillation from a teacher's scores as BGE-M3 trains with it (m3-kd), in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import CachedLossMixin
+from sentence_transformers.util import all_gather_with_grad, get_rank
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixfluence.influence import embed_columns
+
+Features = dict[str, Any]
+
+
+def distillation_losses(own: Tensor, others: Tensor, teacher: Tensor) -> Tensor:
+    """Return the m3-kd loss of each query.
+
+    A query's own passages are taken in turn, the positive first and then its negatives by falling teacher score. Each
+    is the answer once, against all passages but those taken before it, and counts by the softmax of the teacher's
+    scores. What is left of the own passages at each turn is a cumulative sum from the end, so that one pass does.
+
+    A row whose positive has no score is plain InfoNCE. A negative without one is never an answer, but competes.
+
+    Args:
+        own: Queries x own passages, the positive first: the student's scores, divided by the temperature.
+        others: For each query, the log of the summed exponentials of its scores with all other queries' passages.
+        teacher: The teacher's scores of the own passages, as they are; not-a-number where there is none.
+    """
+    order = _order(teacher)
+    own, teacher = own.gather(1, order), teacher.gather(1, order)
+    left = own.flip(1).logcumsumexp(1).flip(1)
+    return (_targets(teacher).to(own.dtype) * (torch.logaddexp(others[:, None], left) - own)).sum(1)
+
+
+class M3Distillation(CachedLossMixin, nn.Module):
+    """InfoNCE over cosines that learns from a teacher's scores wherever a row has them.
+
+    Batches without scores are the host's `MultipleNegativesRankingLoss`, for which `info_nce` is the plainer choice;
+    a batch may mix rows with and without. Scores come as the label, one per passage, the positive first.
+
+    Args:
+        model: The encoder.
+        temperature: Divides the cosines; the teacher's scores are taken as they are.
+        mini_batch_size: As for `info_nce`: encode in pieces with cached gradients. None encodes each column at once.
+        gather_across_devices: Take the other processes' passages as negatives too, with their gradient.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        temperature: float = 0.02,
+        *,
+        mini_batch_size: int | None = None,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.gather_across_devices = gather_across_devices
+        self.mini_batch_size = mini_batch_size
+        self.uses_gradient_cache = mini_batch_size is not None
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch."""
+        columns = list(sentence_features)
+        if self.uses_gradient_cache:
+            loss: Tensor = CachedLossMixin.forward_cached(self, columns, labels)
+            return loss
+        return self._mean(embed_columns(self.model, columns), labels)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Return the loss of embeddings that came in pieces, as the host's gradient cache asks for it."""
+        loss = self._mean([torch.cat(pieces) for pieces in reps], labels)
+        if with_backward:
+            torch.autograd.backward(loss)
+        return loss.detach() if with_backward else loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings for the host's model card."""
+        names = ("temperature", "mini_batch_size", "gather_across_devices")
+        return {name: getattr(self, name) for name in names}
+
+    def _mean(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        # In fp32 from here on: at a temperature of 0.02, bf16 would round scores to a tenth.
+        queries, *passages = (F.normalize(column.float(), dim=-1) for column in columns)
+        first = 0
+        if self.gather_across_devices:
+            passages = [all_gather_with_grad(column) for column in passages]
+            first = get_rank() * len(queries)
+        # A plain product, because gathering takes a gradient that is not contiguous for another one.
+        scores = queries @ torch.cat(passages).T / self.temperature
+        scores = scores.view(len(queries), len(passages), -1)
+        rows = torch.arange(len(queries), device=scores.device)
+        own = scores[rows, :, first + rows]
+        mine = F.one_hot(first + rows, scores.shape[2]).bool()[:, None, :]
+        others = scores.masked_fill(mine, -torch.inf).flatten(1).logsumexp(1)
+        teacher = torch.full_like(own, torch.nan) if labels is None else labels.to(own)
+        return distillation_losses(own, others, teacher).mean()
+
+
+def _order(teacher: Tensor) -> Tensor:
+    """Return the places of a row's passages: the positive, then negatives by falling score, those without one last."""
+    keys = teacher.nan_to_num(-torch.inf)
+    keys[:, 0] = torch.inf
+    return keys.argsort(dim=1, descending=True, stable=True)
+
+
+def _targets(teacher: Tensor) -> Tensor:
+    """Return how much each passage counts as an answer: the positive alone where the teacher has not scored it."""
+    counted = teacher.isfinite() & teacher[:, :1].isfinite()
+    scores = torch.where(counted, teacher, -torch.inf)
+    scores[:, 0] = scores[:, 0].masked_fill(~counted[:, 0], 0.0)
+    return scores.softmax(1)

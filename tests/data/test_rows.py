@@ -1,0 +1,46 @@
+"""Row sets of several parts: joined, and cut down without forgetting them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixfluence.data.halves import guiding_half
+from mixfluence.data.rows import Row, RowSet, join
+from tests.conftest import row_set
+
+
+def numbered(start: int, count: int) -> RowSet:
+    return row_set(*(Row(f"q{number}", f"p{number}") for number in range(start, start + count)))
+
+
+def test_joined_sets_keep_their_rows_notes_and_names() -> None:
+    first, second = numbered(0, 2), numbered(2, 3)
+    noted = RowSet(second.rows, second.fingerprint, ("a note",))
+    both = join({"first": first, "second": noted})
+    assert list(both.rows["anchor"]) == ["q0", "q1", "q2", "q3", "q4"]
+    assert dict(both.parts) == {"first": 2, "second": 3}
+    assert both.notes == ("a note",)
+    assert both.fingerprint == join({"first": first, "second": second}).fingerprint
+    assert both.fingerprint != join({"second": second, "first": first}).fingerprint
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_parts_count_the_rows_that_are_taken(sizes: list[int], data: st.DataObject) -> None:
+    starts = np.cumsum([0, *sizes])
+    whole = join({f"part {i}": numbered(int(starts[i]), size) for i, size in enumerate(sizes)})
+    places = sorted(data.draw(st.sets(st.integers(0, len(whole) - 1), min_size=1)))
+    taken = whole.take(places, "x")
+    owners = [f"part {np.searchsorted(starts, place, side='right') - 1}" for place in places]
+    assert dict(taken.parts) == {name: owners.count(name) for name in dict.fromkeys(owners)}
+    assert list(taken.rows["anchor"]) == [f"q{place}" for place in places]
+
+
+@pytest.mark.parametrize("parts", [{}, {"a": 20, "b": 20}])
+def test_halves_of_a_set_keep_its_parts(parts: dict[str, int]) -> None:
+    rows = numbered(0, 40)
+    half = guiding_half("dev", RowSet(rows.rows, rows.fingerprint, (), parts))
+    assert list(half.parts) == list(parts)
+    assert sum(half.parts.values()) == (len(half) if parts else 0)
