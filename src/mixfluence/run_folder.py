@@ -11,6 +11,7 @@ from mixfluence.errors import DataError
 RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
 TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
+DEV_FOLDER = "dev"
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mixfluence.atomic import write_text
+from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
 from mixfluence.report.folders import read_run
 from mixfluence.report.page import render_page
 from mixfluence.report.series import collect
@@ -58,7 +59,7 @@ def open_page(browser: Browser, runs: Path, tmp_path: Path) -> Iterator[Open]:
         complaints.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def open_it(*names: str, alone: bool = False, width: int = 1280, **options: str) -> Page:
+    def open_it(*names: str | Path, alone: bool = False, width: int = 1280, **options: str) -> Page:
         path = tmp_path / "page.html"
         report = collect([read_run(runs / name) for name in names])
         if alone:
@@ -89,7 +90,8 @@ def lines(page: Page, chart: int = 0) -> list[str | None]:
 def test_every_section_with_data_is_there_and_no_other(open_page: Open) -> None:
     page = open_page("static", "static-1", "inf-dds", "killed")
     found = [part.get_attribute("id") for part in page.locator("main section").all()]
-    expected = ["results", "cost", "time", "start", "weights", "sampling", "influence", "progress", "epochs", "recipe"]
+    expected = ["results", "cost", "time", "start", "weights", "sampling", "influence", "progress", "epochs"]
+    expected += ["queries", "recipe"]
     assert found == expected
     assert page.locator("nav a").count() == len(expected)
     # A run that was not guided has no influence to show.
@@ -177,6 +179,40 @@ def test_runs_on_one_dataset_alone_make_a_heat_map(open_page: Open, runs: Path) 
     assert line.locator("td").all_inner_texts() == [f"{100 * score['ndcg@10']:.1f}" for score in scores.values()]
 
 
+def test_dev_queries_open_by_keyboard_and_show_texts_as_text(open_page: Open, runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "static", copy, ignore=shutil.ignore_patterns("checkpoints", "model"))
+    right = DevQuery("easy", "answer", "close", rank=1, among=2, margin=0.5, ndcg=1.0)
+    wrong = DevQuery(
+        f"{NAME} & <b>hard</b>", "<img src=x onerror=alert(2)>", NAME, rank=2, among=2, margin=-0.1, ndcg=0.6
+    )
+    write_dev_queries("big", [wrong, right], copy / "dev")
+    page = open_page(copy)
+    big, small = page.locator("#queries details").all()
+    assert big.locator("summary").inner_text() == "big: 2 queries, NDCG@10 80.0"
+    assert not big.locator("table").first.is_visible()
+    big.locator("summary").focus()
+    page.keyboard.press("Enter")
+    best, worst = big.locator("table").all()
+    assert best.locator("caption").inner_text() == "Best 1"
+    assert [cell.inner_text() for cell in best.locator("tbody tr > *").all()] == ["easy", "1 of 2", "answer", "close"]
+    shown = [cell.inner_text() for cell in worst.locator("tbody tr > *").all()]
+    assert shown == [wrong.query, "2 of 2", wrong.positive, NAME]
+    assert page.locator("#queries script, #queries img, #queries td b, #queries th b").count() == 0
+    assert small.locator("table").count() == 2
+    assert not small.locator("table").first.is_visible()
+
+
+def test_a_run_that_did_not_look_at_its_dev_queries_has_no_such_section(
+    open_page: Open, runs: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "static", copy, ignore=shutil.ignore_patterns("checkpoints", "model", "dev"))
+    page = open_page(copy)
+    assert page.locator("#queries").count() == 0
+    assert page.locator("#recipe").count() == 1
+
+
 def test_a_name_that_looks_like_markup_is_text(open_page: Open) -> None:
     page = open_page("static", "inf-dds")
     assert page.get_by_text(NAME, exact=True).count() >= 5
@@ -189,6 +225,8 @@ def test_a_name_that_looks_like_markup_is_text(open_page: Open) -> None:
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_is_wider_than_the_screen_and_text_stands_out(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("static", "static-1", "inf-dds", "doge", "doremi", "killed", width=width, color_scheme=scheme)
+    page.locator("#queries summary").first.click()
+    assert page.locator("#queries table").first.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#sampling svg.chart").first.focus()
     page.keyboard.press("End")

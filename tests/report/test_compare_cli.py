@@ -156,5 +156,8 @@ def test_weights_of_clusters_or_of_no_run_are_refused(runs: Path) -> None:
     message = refusal(DataError, "weights", runs / "crisp", "--which", "average")
     assert "clusters such as pool/" in message
     assert "--which final" in message
-    assert "has no weights.json" in refusal(DataError, "weights", runs / "killed")
+    unfinished = refusal(DataError, "weights", runs / "killed")
+    assert "has no weights.json" in unfinished
+    assert "--which average" in unfinished
+    assert sum(json.loads(printed("weights", runs / "killed", "--which", "average")).values()) == pytest.approx(1)
     assert "not a run folder" in refusal(DataError, "weights", runs / "data")

@@ -44,6 +44,8 @@ def test_a_run_killed_half_way_reads_as_far_as_it_came(runs: Path) -> None:
 def test_what_is_no_run_or_damaged_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not a run folder, it has no recipe\.yaml"):
         read_run(tmp_path)
+    with pytest.raises(DataError, match=r"it has no recipe\.yaml$"):
+        read_run(tmp_path / "absent")
     copy = tmp_path / "copy"
     shutil.copytree(runs / "static", copy, ignore=shutil.ignore_patterns("checkpoints", "model"))
     (copy / "eval" / "small.jsonl").unlink()
@@ -52,3 +54,14 @@ def test_what_is_no_run_or_damaged_is_refused(runs: Path, tmp_path: Path) -> Non
     (copy / "record.json").write_text("[1", encoding="utf-8")
     with pytest.raises(DataError, match=r"record\.json: not the record of a run"):
         read_run(copy)
+
+
+def test_a_folder_of_runs_is_refused_with_some_of_their_names(tmp_path: Path) -> None:
+    for name in "badc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").touch()
+    (tmp_path / "0-no-run").mkdir()
+    with pytest.raises(DataError, match="not a run folder") as refused:
+        read_run(tmp_path)
+    names = ", ".join(str(tmp_path / name) for name in "abc")
+    assert str(refused.value).endswith(f"there are runs in it: {names} ...")

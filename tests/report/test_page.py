@@ -19,9 +19,11 @@ import pytest
 
 from mixfluence.cli.report import report as report_verb
 from mixfluence.errors import DataError
+from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.report import page
 from mixfluence.report.folders import read_run
 from mixfluence.report.page import render_page
+from mixfluence.report.queries import Extremes
 from mixfluence.report.series import Group, Report, Run, collect
 
 NASTY = [
@@ -76,6 +78,7 @@ def small_report(names: list[str]) -> Report:
         weights=dict.fromkeys(names, 1 / len(names)),
         epochs=dict.fromkeys(names, 1.0),
         selection={},
+        queries={name: Extremes(1, 100.0, [DevQuery(text, text, text, 1, 2, 0.5, 1.0)], []) for name in names},
         scores=dict.fromkeys(names, 50.0),
         cost={text: 1.0},
         trainings=[],

@@ -162,6 +162,8 @@ def test_finished_runs_of_every_method_are_shown(runs: Path, method: str) -> Non
     assert sum(status.history[-1].values()) == pytest.approx(1)
     text = shown(runs / method)
     assert "finished" in text
+    assert "so far" not in text
+    assert ("the mixture found" if status.searching else "what was drawn at the end") in text
     assert ("<script>" in text) == (method != "crisp")
 
 
@@ -172,7 +174,10 @@ def test_a_killed_run_is_told_as_far_as_it_came(runs: Path) -> None:
     assert 8 <= status.step < 14
     assert status.checkpoint == 8
     assert status.silent is not None
-    assert "probably stopped" in shown(runs / "killed", now=1e12)
+    text = shown(runs / "killed", now=1e12)
+    assert "probably stopped" in text
+    assert "so far" in text
+    assert "what is drawn now" in text
 
 
 @pytest.mark.slow

@@ -30,14 +30,16 @@ def weights(
     """Print the mixture that a run learned, as JSON for `strategy.init.file` or another toolkit."""
     import json
 
-    from mixfluence.config.files import load_recipe
     from mixfluence.data.weights import replayed_weights
     from mixfluence.errors import DataError
-    from mixfluence.run_folder import RECIPE_FILE
+    from mixfluence.report.folders import read_run_recipe
+    from mixfluence.run_folder import WEIGHTS_FILE
 
-    if not (run / RECIPE_FILE).is_file():
-        raise DataError(f"{run}: not a run folder, it has no {RECIPE_FILE}")
-    datasets = load_recipe(run / RECIPE_FILE, files_may_be_missing=True).train
+    datasets = read_run_recipe(run).train
+    if which is Which.FINAL and not (run / WEIGHTS_FILE).exists():
+        raise DataError(
+            f"{run}: the run has not finished and has no {WEIGHTS_FILE}; --which average gives its mean so far"
+        )
     found = replayed_weights(run, which.value)
     if clusters := [name for name in found if name not in datasets]:
         raise DataError(f"{run}: its trace is of clusters such as {clusters[0]}, not of datasets; use --which final")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.attention import shape_free_attention
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import MixfluenceError
+from mixfluence.evaluation.encoding import encode_task
 from mixfluence.evaluation.metrics import score_run
 from mixfluence.evaluation.results import Evaluation
 from mixfluence.evaluation.runs import build_run
@@ -41,21 +39,8 @@ def evaluate(
         k: Hits per query; less than 100 makes recall@100 and map@100 those of the first k.
         show_progress: Show the progress bars of the encoder.
     """
-
-    def encode(encoder: Callable[..., Tensor], texts: Sequence[str], prompt: str | None) -> Tensor:
-        return encoder(
-            list(texts),
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress_bar=show_progress,
-            convert_to_tensor=True,
-            normalize_embeddings=True,
-        )
-
     started = perf_counter()
-    with _modes_kept(model), shape_free_attention():
-        queries = encode(model.encode_query, task.queries, task.query_prompt)
-        passages = encode(model.encode_document, task.docs, task.passage_prompt)
+    queries, passages = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
     seconds = {"encode": perf_counter() - started}
     evaluation = score_embeddings(task, queries, passages, k)
     return replace(evaluation, seconds={**seconds, **evaluation.seconds})
@@ -86,14 +71,3 @@ def score_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: i
     per_query = score_run(run, task.qrels, task.query_ids)
     seconds = {"search": searched - started, "score": perf_counter() - searched}
     return Evaluation(task.name, per_query, removed, seconds)
-
-
-@contextmanager
-def _modes_kept(model: SentenceTransformer) -> Iterator[None]:
-    """Undo the host's `eval()` module by module: some parts may have been frozen in that mode on purpose."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

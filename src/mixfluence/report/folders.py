@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,17 @@ from mixfluence.config.files import load_recipe
 from mixfluence.config.recipe import Recipe
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError
+from mixfluence.evaluation.dev_queries import DevQuery, read_dev_queries
 from mixfluence.evaluation.results import Evaluation, read_evaluation
-from mixfluence.run_folder import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
+from mixfluence.run_folder import (
+    DEV_FOLDER,
+    EVAL_FOLDER,
+    RECIPE_FILE,
+    RECORD_FILE,
+    STAGES_FOLDER,
+    TRACE_FILE,
+    WEIGHTS_FILE,
+)
 from mixfluence.run_folder import read_trace as read_trace_file
 
 
@@ -30,6 +39,7 @@ class RunFolder:
         scores: Per-query scores of each test set; empty if it has not finished.
         weights: The probability of each dataset at the end, by its name; empty if it has not finished.
         stages: The traces of the runs before it, for a method of several.
+        dev: The queries of each dev set that it looked at in the end, in the order of the recipe.
     """
 
     path: Path
@@ -39,6 +49,7 @@ class RunFolder:
     scores: dict[str, Evaluation]
     weights: dict[str, float]
     stages: dict[str, list[dict[str, Any]]]
+    dev: dict[str, list[DevQuery]] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -61,15 +72,26 @@ def seeds_together(runs: Sequence[RunFolder]) -> list[list[int]]:
     return list(groups.values())
 
 
+def read_run_recipe(path: Path) -> Recipe:
+    """Read what a run was asked to do; `read_run` reads what it did too.
+
+    Raises:
+        DataError: If the folder does not hold a run; one that holds several is told apart from others.
+    """
+    if not (path / RECIPE_FILE).is_file():
+        inside = sorted(file.parent for file in path.glob(f"*/{RECIPE_FILE}"))
+        hint = f"; there are runs in it: {', '.join(map(str, inside[:3]))}{' ...' if inside[3:] else ''}"
+        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint if inside else ''}")
+    return load_recipe(path / RECIPE_FILE, files_may_be_missing=True)
+
+
 def read_run(path: Path) -> RunFolder:
     """Read a run folder.
 
     Raises:
         DataError: If the folder does not hold a run, or one of its files is damaged.
     """
-    if not (path / RECIPE_FILE).is_file():
-        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}")
-    recipe = load_recipe(path / RECIPE_FILE, files_may_be_missing=True)
+    recipe = read_run_recipe(path)
     record = _read_record(path / RECORD_FILE)
     tested = list(record.get("scores", {}))
     evaluations = map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))
@@ -84,6 +106,7 @@ def read_run(path: Path) -> RunFolder:
         {name: scores[name] for name in tested},
         read_weights(path / WEIGHTS_FILE) if record else {},
         {stage: _read_trace(path / STAGES_FOLDER / stage / TRACE_FILE) for stage in _stages(path)},
+        _read_dev(path / DEV_FOLDER, recipe),
     )
 
 
@@ -97,6 +120,11 @@ def _read_record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DataError(f"{path}: not the record of a run")
     return record
+
+
+def _read_dev(folder: Path, recipe: Recipe) -> dict[str, list[DevQuery]]:
+    found = dict(map(read_dev_queries, folder.glob("*.jsonl")))
+    return {name: found[name] for name in recipe.dev if name in found}
 
 
 def _read_trace(path: Path) -> list[dict[str, Any]]:

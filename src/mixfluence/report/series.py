@@ -14,6 +14,7 @@ from mixfluence.report.curves import Curves, curves, limit_of, rows_trained
 from mixfluence.report.fairness import Labelled, differences
 from mixfluence.report.folders import RunFolder, seeds_together
 from mixfluence.report.labels import guides, initial_label, run_labels, sampler_label
+from mixfluence.report.queries import Extremes, extremes, longest_text
 from mixfluence.run_folder import CHECKPOINTS_FOLDER
 
 MEASURE = "ndcg@10"
@@ -39,6 +40,7 @@ class Run:
         weights: The probability of each dataset at the end, or as far as it came.
         epochs: How often the rows of each dataset were trained on.
         selection: Dev set, and "mean" of several -> (step, NDCG@10 in points) of every checkpoint that was looked at.
+        queries: Dev set -> its best and worst queries; empty if the run did not look at them.
         scores: Test set -> NDCG@10 in points.
         cost: Part -> time in the unit of the report.
         trainings: Its own training, and before it those of its stages.
@@ -60,6 +62,7 @@ class Run:
     weights: dict[str, float]
     epochs: dict[str, float]
     selection: dict[str, list[tuple[int, float]]]
+    queries: dict[str, Extremes]
     scores: dict[str, float]
     cost: dict[str, float]
     trainings: list[Curves]
@@ -122,10 +125,11 @@ def collect(folders: Sequence[RunFolder]) -> Report:
         raise DataError("no run to report on")
     unit, factor = _unit(folders)
     limit = limit_of([trace for folder in folders for trace in (folder.trace, *folder.stages.values())])
+    longest = longest_text(sum(len(folder.dev) for folder in folders))
     labels = run_labels([folder.path for folder in folders])
     if len(set(labels)) < len(labels):
         raise DataError(f"{folders[0].path}: a run is named twice")
-    runs = [_run(folder, label, limit, factor) for folder, label in zip(folders, labels, strict=True)]
+    runs = [_run(folder, label, limit, longest, factor) for folder, label in zip(folders, labels, strict=True)]
     finished = [run for run in runs if run.finished]
     tests = list(dict.fromkeys(test for run in finished for test in run.scores))
     shared = [test for test in tests if all(test in run.scores for run in finished)]
@@ -135,7 +139,7 @@ def collect(folders: Sequence[RunFolder]) -> Report:
     return Report(runs, groups, tests, shared, unit, [*_test_notes(folders, tests, shared), *_budget_notes(labelled)])
 
 
-def _run(folder: RunFolder, label: str, limit: int, factor: float) -> Run:
+def _run(folder: RunFolder, label: str, limit: int, longest: int, factor: float) -> Run:
     recipe, record = folder.recipe, folder.record
     traces = {**folder.stages, "training" if folder.stages else "": folder.trace}
     try:
@@ -157,6 +161,7 @@ def _run(folder: RunFolder, label: str, limit: int, factor: float) -> Run:
             weights=folder.weights or (last if set(last) <= set(recipe.train) else {}),
             epochs={name: drawn.get(name, 0) / rows for name, rows in sizes.items()} if drawn else {},
             selection=_selection(folder),
+            queries={name: extremes(queries, longest) for name, queries in folder.dev.items()},
             scores={name: 100 * evaluation.mean(MEASURE) for name, evaluation in folder.scores.items()},
             cost={part: spent * factor for part, spent in _spent(record).items()},
             trainings=trainings,

@@ -174,9 +174,14 @@ def status_view(status: Status) -> Group:
     if not status.history:
         return Group(title, "", facts)
     measured = f", last influence from step {status.influence_step:,}" if status.influence_step else ""
-    what = "the mixture found so far" if status.searching else "what is drawn now"
-    drawn = Text(f"\n{what}, how it went{measured}", "dim")
+    drawn = Text(f"\n{_mixture(status)}, how it went{measured}", "dim")
     return Group(title, "", facts, drawn, mixture_table(status.history, status.influence))
+
+
+def _mixture(status: Status) -> str:
+    if status.state == "finished":
+        return "the mixture found" if status.searching else "what was drawn at the end"
+    return "the mixture found so far" if status.searching else "what is drawn now"
 
 
 def _state(status: Status) -> str:
@@ -200,7 +205,8 @@ def _lines(status: Status) -> Iterator[tuple[str, str]]:
     if status.learning_rate is not None:
         yield "learning rate", f"{status.learning_rate:.3g}"
     if status.seconds_per_step is not None:
-        yield "pace", f"{status.seconds_per_step:.3g} s a step, {duration(status.seconds)} so far"
+        until = "in all" if status.state == "finished" else "so far"
+        yield "pace", f"{status.seconds_per_step:.3g} s a step, {duration(status.seconds)} {until}"
     if status.overhead:
         yield "probing", f"{duration(status.probing)}, {status.overhead:.0%} on top of training"
     if status.state == "training" and status.left is not None:

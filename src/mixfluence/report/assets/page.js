@@ -22,7 +22,7 @@ function together(parent) {
   const weighed = report.runs.filter(run => Object.keys(run.weights).length);
   if (weighed.length) weights(parent, weighed);
   const alone = report.runs.filter(run => run.trained_on.length === 1 && Object.keys(run.scores).length);
-  if (alone.length) trainTest(parent, alone);
+  if (alone.length * report.tests.length > 1) trainTest(parent, alone);
 }
 
 function costAgainstQuality(parent, groups) {
@@ -91,6 +91,7 @@ function single(parent, run) {
     const part = section(parent, "epochs", "Epochs consumed", "How often the rows of each dataset were trained on.");
     bars(part, epochs.map(([name, value]) => ({ name, parts: { "": value } })), short, "epochs");
   }
+  if (Object.keys(run.queries).length) queries(parent, run);
   const part = section(parent, "recipe", "Recipe, versions and seed", run.finished ? `Ran on ${run.device}.`
     : `Unfinished: step ${run.reached} of ${run.steps}; versions are written at the end.`);
   part.append(table(["", ""], [["seed", String(run.seed)], ...Object.entries(run.versions)]),
@@ -176,6 +177,27 @@ function progress(parent, run) {
     label: "NDCG@10 on the dev sets at checkpoints.", xs: looked[0][1].map(([s]) => s), xMax: run.steps,
     lines: looked.map(([name, line]) => ({ name, ys: line.map(([, v]) => v) })), marks: run.selected ? [run.selected] : [],
   }, state));
+}
+
+function queries(parent, run) {
+  const part = section(parent, "queries", "Best and worst dev queries", "Each query is ranked against the passages of the "
+    + "first dev rows (1,000 at most), far fewer than a corpus has: this tells queries apart and is no score to report.");
+  for (const [name, found] of Object.entries(run.queries)) {
+    const count = `: ${found.looked_at} ${found.looked_at === 1 ? "query" : "queries"}, NDCG@10 ${points(found.ndcg)}`;
+    const details = node("details", { class: "queries" }, node("summary", {}, node("b", {}, name), count));
+    if (found.best.length) details.append(texts(`Best ${found.best.length}`, name, found.best));
+    if (found.worst.length) details.append(texts(`Worst ${found.worst.length}`, name, found.worst));
+    part.append(details);
+  }
+}
+
+function texts(title, name, list) {
+  const head = ["query", "rank", "its passage", "best-ranked other passage"];
+  const rows = list.map(({ query, rank, among, positive, other }) => node("tr", {}, node("th", { scope: "row" }, query),
+    ...[`${rank} of ${among}`, positive, other || "–"].map(text => node("td", {}, text))));
+  const top = node("thead", {}, node("tr", {}, ...head.map(text => node("th", { scope: "col" }, text))));
+  const whole = node("table", {}, node("caption", {}, title), top, node("tbody", {}, ...rows));
+  return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title} of ${name}` }, whole);
 }
 
 // ---- the page

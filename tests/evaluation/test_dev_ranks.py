@@ -1,0 +1,123 @@
+"""Dev queries are ranked as an evaluation would rank them, few of them, and come back from their file.
+
+- Ranks and margins are those of the cosines; NDCG@10 is that of `evaluate`.
+- Prompts of the dataset count, the rows after the first thousand do not, and neither do hard negatives.
+- What is written reads back, whatever dataset and texts are called; what is damaged is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.rows import Row
+from mixfluence.errors import DataError, MixfluenceError
+from mixfluence.evaluation.dev_queries import DevQuery, read_dev_queries, write_dev_queries
+from mixfluence.evaluation.dev_ranks import LONGEST_TEXT, MOST_ROWS, look_at_dev, rank_queries
+from mixfluence.evaluation.retrieval import evaluate
+from tests.conftest import row_set
+
+NO_PROMPTS = {"dev": (None, None)}
+
+
+def test_ranks_and_margins_are_those_of_the_cosines(tiny_bert: SentenceTransformer, task: RetrievalSet) -> None:
+    tiny_bert.train()
+    found = rank_queries(tiny_bert, task, batch_size=7)
+    assert tiny_bert.training
+    queries = tiny_bert.encode_query(list(task.queries), convert_to_tensor=True, normalize_embeddings=True)
+    passages = tiny_bert.encode_document(list(task.docs), convert_to_tensor=True, normalize_embeddings=True)
+    scored = evaluate(tiny_bert, task).per_query
+    for number, (query, cosines) in enumerate(zip(found, queries @ passages.T, strict=True)):
+        relevant = torch.tensor([doc in task.qrels[f"q{number}"] for doc in task.doc_ids])
+        best, rival = cosines[relevant].max(), cosines[~relevant].max()
+        assert query.query == task.queries[number]
+        assert query.rank == 1 + int((cosines > best).sum())
+        assert query.margin == pytest.approx(float(best - rival), abs=1e-5)
+        assert (query.rank == 1) == (query.margin > 0)
+        assert query.positive == task.docs[int(torch.where(relevant, cosines, -2).argmax())]
+        assert query.other == task.docs[int(torch.where(relevant, -2, cosines).argmax())]
+        assert query.ndcg == pytest.approx(scored[f"q{number}"]["ndcg@10"])
+    assert len({query.rank for query in found}) > 3
+
+
+def test_a_query_that_every_passage_answers_has_no_other(make_static: Callable[[], SentenceTransformer]) -> None:
+    task = RetrievalSet("one", ["q"], ["w1"], ["a", "b"], ["w2", "w1 w3"], {"q": {"a": 1, "b": 1}})
+    (query,) = rank_queries(make_static(), task)
+    assert query == DevQuery("w1", "w1 w3", "", rank=1, among=2, margin=0.0, ndcg=1.0)
+
+
+def test_embeddings_that_are_not_numbers_are_refused(
+    make_static: Callable[[], SentenceTransformer], task: RetrievalSet
+) -> None:
+    model = make_static()
+    next(model.parameters()).data.fill_(torch.nan)
+    with pytest.raises(MixfluenceError, match="tiny: the embeddings are not finite"):
+        rank_queries(model, task)
+
+
+def test_only_the_first_rows_and_only_their_positives_are_ranked(
+    make_static: Callable[[], SentenceTransformer], tmp_path: Path
+) -> None:
+    rows = [Row(f"w{i % 190} w{i % 7}", f"w{i % 190} w{i % 11}", negatives=["w199"]) for i in range(MOST_ROWS)]
+    late = [Row("w198", "w198", negatives=["w197"])]
+    look_at_dev(make_static(), {"dev": row_set(*rows, *late)}, NO_PROMPTS, tmp_path)
+    name, found = read_dev_queries(tmp_path / "dev.jsonl")
+    assert name == "dev"
+    assert [query.query for query in found] == list(dict.fromkeys(row.anchor for row in rows))
+    assert {query.among for query in found} == {len({row.positive for row in rows})}
+    assert {"w197", "w198", "w199"}.isdisjoint(query.other for query in found)
+
+
+def test_a_datasets_prompts_count_before_those_of_the_model(
+    make_static: Callable[[], SentenceTransformer], task: RetrievalSet, tmp_path: Path
+) -> None:
+    rows = row_set(*(Row(query, doc) for query, doc in zip(task.queries, task.docs, strict=False)))
+    model = make_static()
+
+    def margins(**prompts: tuple[str | None, str | None]) -> list[float]:
+        look_at_dev(model, {"dev": rows}, prompts, tmp_path)
+        return [query.margin for query in read_dev_queries(tmp_path / "dev.jsonl")[1]]
+
+    bare, prompted = margins(dev=(None, None)), margins(dev=("w1 w2 ", "w4 w5 w6 "))
+    assert bare != prompted
+    model.prompts = {"query": "w1 w2 ", "document": "w4 w5 w6 "}
+    assert margins(dev=(None, None)) == prompted
+    assert margins(dev=("", "")) == bare
+
+
+def test_long_texts_are_cut(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
+    rows = row_set(Row("w1 " * 200, "w2 " * 200), Row("w3", "w4"))
+    look_at_dev(make_static(), {"dev": rows}, NO_PROMPTS, tmp_path)
+    first, second = read_dev_queries(tmp_path / "dev.jsonl")[1]
+    assert LONGEST_TEXT - 2 <= len(first.query) == len(first.positive) <= LONGEST_TEXT + 1
+    assert first.query.endswith("w1…")
+    assert (second.query, second.positive, second.other) == ("w3", "w4", first.positive)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "<script>", "%2e", "名"])
+def test_a_file_reads_back_and_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    query = DevQuery("line\none\u2028two\r", "<b>", "", rank=3, among=5, margin=-0.25, ndcg=0.5)
+    path = write_dev_queries(name, [query, query], tmp_path / "dev")
+    assert path.parent == tmp_path / "dev"
+    assert read_dev_queries(path) == (name, [query, query])
+
+
+def test_a_damaged_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "dev.jsonl"
+    good = json.dumps(asdict(DevQuery("q", "p", "o", 1, 2, 0.1, 1.0)))
+    for bad in ("[1", '{"query": "q"}', "7", good.replace("0.1", '"x"')):
+        path.write_text(f"{good}\n{bad}\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"dev\.jsonl:2: not a line of dev queries"):
+            read_dev_queries(path)
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="holds no queries"):
+        read_dev_queries(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_dev_queries(tmp_path / "absent.jsonl")
