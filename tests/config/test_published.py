@@ -1,0 +1,62 @@
+"""What a recipe knows of its data is compared with what is read: a difference is said and stops nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mixfluence.assembly import read_rows, read_task
+from mixfluence.config.sources import BeirSource, MldrSource, PairsSource, PublishedSection
+
+
+def beir(folder: Path, **published: int) -> BeirSource:
+    lines = {
+        "corpus.jsonl": [{"_id": f"d{i}", "text": f"passage {i}"} for i in range(5)],
+        "queries.jsonl": [{"_id": f"q{i}", "text": f"query {i}"} for i in range(3)],
+    }
+    for name, records in lines.items():
+        (folder / name).write_text("\n".join(map(json.dumps, records)))
+    (folder / "qrels").mkdir(exist_ok=True)
+    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq0\td1\t1\nq1\td2\t0\nq2\td3\t1")
+    return BeirSource(format="beir", path=folder, split="dev", published=PublishedSection(**published))
+
+
+def test_other_counts_than_published_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = beir(tmp_path, rows=3, queries=3, judgements=5, passages=6_000)
+    assert read_rows(source).notes == (f"{tmp_path} dev: 2 rows, but 3 were published",)
+    with caplog.at_level(logging.WARNING, logger="mixfluence.assembly"):
+        task = read_task("tiny", source)
+    assert len(task.query_ids) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "tiny: 4 judgements, but 5 were published",
+        "tiny: 5 passages, but 6,000 were published",
+    ]
+
+
+@pytest.mark.parametrize("published", [{"rows": 2, "queries": 3, "judgements": 4, "passages": 5}, {}])
+def test_the_same_counts_and_unknown_ones_are_not_mentioned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, published: dict[str, int]
+) -> None:
+    source = beir(tmp_path, **published)
+    assert read_rows(source).notes == ()
+    read_task("tiny", source)
+    assert caplog.records == []
+
+
+def test_pairs_follow_their_source(tmp_path: Path) -> None:
+    path = tmp_path / "msmarco-triplets.jsonl"
+    path.write_text(json.dumps({"query": "q", "pos": ["a", "b"], "neg": ["x", "y"]}))
+    options: dict[str, Any] = {"format": "pairs", "path": path}
+    assert len(read_rows(PairsSource(**options))) == 2
+    (row,) = read_rows(PairsSource(**options, per="query", negatives=1)).rows
+    assert (row["positive"], row["negatives"]) == ("a", ["x"])
+
+
+def test_mldr_knows_its_splits(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="'train', 'dev' or 'test'"):
+        MldrSource(format="mldr", path=tmp_path, language="ar", split="validation")  # type: ignore[arg-type]
