@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint unit setup browser wheel clean
+.PHONY: help demo test test-slow lint unit setup browser wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,13 +23,16 @@ demo: setup ## adapt an encoder to a library's documentation and print the table
 test: setup lint browser ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2
 
+test-slow: setup ## a soak of 200 killed and resumed runs (about 12 minutes)
+	$(BIN)/python -m pytest -n 0 -s -m soak tests/resume
+
 browser: ## Debian's chromium, in which report pages are tested; installed if that is allowed
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 	  && apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium > /dev/null; } \
 	  || echo 'no chromium and no right to install it: report pages will NOT be tested in a browser'
 
 unit: setup ## the quick tests only (under a minute)
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not soak'
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

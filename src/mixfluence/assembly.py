@@ -29,6 +29,8 @@ from mixfluence.errors import RecipeError
 
 logger = logging.getLogger(__name__)
 
+# Steps that a long run may lose if its recipe says nothing of checkpoints.
+SAVE_EVERY = 500
 # The keys of a source that say where it is.
 PLACE = {"path", "id", "config", "library", "language", "split"}
 
@@ -112,6 +114,8 @@ def training_arguments(
     """
     training, selection, device = recipe.training, recipe.selection, model.device
     save_every = selection.every if selection else training.save_every
+    if save_every is None and training.steps > SAVE_EVERY:
+        save_every = SAVE_EVERY
     own: dict[str, Any] = {
         "output_dir": str(recipe.output / "checkpoints"),
         "seed": recipe.seed,

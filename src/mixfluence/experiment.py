@@ -1,9 +1,9 @@
 """One run, top to bottom: files -> mixture -> training -> test scores -> a folder that says it all.
 
 A run folder holds `recipe.yaml` (resolved), `trace.jsonl`, `checkpoints/`, `model/` (loadable by plain
-sentence-transformers), `eval/<dataset>.jsonl` per query, `weights.json` and `record.json`, which comes last. Training
-rows that were dropped for asking a test query are listed in `overlap.jsonl`. A method of several runs keeps the
-earlier ones in `stages/`.
+sentence-transformers), `eval/<dataset>.jsonl` per query, `dev/<dataset>.jsonl` (how dev queries fared, with their
+texts), `weights.json` and `record.json`, which comes last. Training rows that were dropped for asking a test query are
+listed in `overlap.jsonl`. A method of several runs keeps the earlier ones in `stages/`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_run, write_evaluation
 from mixfluence.evaluation.bm25 import bm25_run
+from mixfluence.evaluation.dev_ranks import look_at_dev
 from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.record import Stopwatch, versions
-from mixfluence.run_folder import EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
-from mixfluence.stage_run import Pool, StageRun, step_of
+from mixfluence.run_folder import DEV_FOLDER, EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
+from mixfluence.stage_run import Pool, StageRun
 from mixfluence.stages import build_stages
+from mixfluence.training.checkpoints import step_of
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ def run(
         callbacks: Further callbacks of the host's trainer, such as a progress display.
 
     Returns:
-        Scores of every test set.
+        Scores of every test set. On several processes the first one tests and writes; the others get none.
 
     Raises:
         RecipeError: If the output folder holds another run, or the same one and `resume` is off.
@@ -79,8 +81,9 @@ def run(
 
     def ready() -> None:
         # Only now: a run that could not start must not stand in the way of its second try.
-        write_text(folder / RECIPE_FILE, dump_recipe(recipe))
-        _list_dropped_rows(folder, overlaps)
+        if PartialState().is_main_process:
+            write_text(folder / RECIPE_FILE, dump_recipe(recipe))
+            _list_dropped_rows(folder, overlaps)
 
     *before, last = build_stages(recipe)
     stages = {}
@@ -89,8 +92,12 @@ def run(
         pool = replace(pool, found=stages[stage.name]["found"])
     final = StageRun(recipe, last, pool, callbacks or [])
     trainer = final.train(ready, resume=resume)
+    if not trainer.is_world_process_zero():
+        return {}
     write_weights(folder / WEIGHTS_FILE, shares(trainer.outcome() or trainer.probabilities()))
+    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
     with watch("evaluate"):
+        look_at_dev(trainer.model, guides, prompts, folder / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
         scores = evaluate_tasks(trainer.model, tasks, recipe, folder / EVAL_FOLDER, show_progress=show_progress)
         if recipe.evaluation.bm25:
             evaluate_bm25(tasks, folder / "eval-bm25")

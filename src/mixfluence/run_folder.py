@@ -12,6 +12,8 @@ RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.
 TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
 DEV_FOLDER = "dev"
+# Written last, so that a checkpoint without it is not whole.
+MANIFEST_FILE = "manifest.json"
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

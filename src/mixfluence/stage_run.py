@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
-from transformers import ProgressCallback, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.assembly import build_model, read_selection_tasks, training_arguments
 from mixfluence.atomic import write_text
@@ -26,6 +26,8 @@ from mixfluence.record import Stopwatch
 from mixfluence.run_folder import MODEL_FOLDER, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
 from mixfluence.stages import FINAL, Stage
 from mixfluence.strategies import GroupDRO, Strategy
+from mixfluence.training.checkpoints import list_checkpoints, newest_whole, step_of, writing
+from mixfluence.training.distillation import M3Distillation
 from mixfluence.training.group_losses import group_losses
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trace import probing_cost, seconds_until
@@ -49,6 +51,18 @@ class Pool:
     sources: Mapping[str, str]
     guides: Mapping[str, RowSet]
     found: Mapping[str, float] = field(default_factory=dict)
+
+
+class _AtStart(TrainerCallback):
+    """Calls back when sampler and probes are set up and nothing is left that could be refused."""
+
+    def __init__(self, ready: Callable[[], None]) -> None:
+        self._ready = ready
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._ready()
 
 
 class StageRun:
@@ -88,12 +102,12 @@ class StageRun:
         """
         model = build_model(self._recipe.model)
         trainer = self._build_trainer(model)
+        trainer.add_callback(_AtStart(ready))
         with self.watch("tokenise"):
             _ = trainer.tokenised
-        ready()
         trace = self.folder / TRACE_FILE
-        checkpoint = get_last_checkpoint(trainer.args.output_dir) if resume else None
-        if checkpoint:
+        checkpoint = self._find_checkpoint(trainer.args) if resume else None
+        if checkpoint and trace.exists():
             self.watch.seconds["train"] = seconds_until(trace, step_of(checkpoint))
         with self.watch("train"):
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -106,9 +120,11 @@ class StageRun:
                 *(self.probing["rounds"], self.probing["seconds"], self.watch.seconds["train"]),
                 self.probing["parameter_sizes"],
             )
-        trainer.save_model(str(self.folder / MODEL_FOLDER))
-        # A pickle of the host's arguments, which nobody should have to unpickle: recipe.yaml says the same.
-        (self.folder / MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
+        with writing(self.folder / MODEL_FOLDER):
+            trainer.save_model(str(self.folder / MODEL_FOLDER))
+        if trainer.is_world_process_zero():
+            # A pickle of the host's arguments, which nobody should have to unpickle: recipe.yaml says the same.
+            (self.folder / MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
         return trainer
 
     def find_mixture(self, ready: Callable[[], None], *, resume: bool) -> dict[str, Any]:
@@ -116,11 +132,25 @@ class StageRun:
         if not (resume and self.finished):
             logger.info("%s: stage %s, %d steps", self._whole.name, self._stage.name, self._stage.steps)
             trainer = self.train(ready, resume=resume)
-            write_weights(self.folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
-            facts = {"steps": self._stage.steps, "probing": self.probing, "seconds": self.watch.seconds}
-            write_text(self.folder / RECORD_FILE, json.dumps(facts, indent=1) + "\n")
+            if trainer.is_world_process_zero():
+                write_weights(self.folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+                facts = {"steps": self._stage.steps, "probing": self.probing, "seconds": self.watch.seconds}
+                write_text(self.folder / RECORD_FILE, json.dumps(facts, indent=1) + "\n")
+            # What the first process has written, the others read.
+            trainer.accelerator.wait_for_everyone()
         record: dict[str, Any] = json.loads((self.folder / RECORD_FILE).read_text(encoding="utf-8"))
         return record | {"found": read_weights(self.folder / WEIGHTS_FILE)}
+
+    def _find_checkpoint(self, args: SentenceTransformerTrainingArguments) -> str | None:
+        """Return the checkpoint to go on from, the same on every process."""
+        found: list[str | None] = [None]
+        if args.process_index == 0 and list_checkpoints(args.output_dir):
+            whole = newest_whole(args.output_dir)
+            found = [str(whole) if whole else None]
+            if whole is None:
+                logger.warning("%s: no checkpoint can be used, starting again from step 0", args.output_dir)
+        broadcast_object_list(found)
+        return found[0]
 
     def _build_trainer(self, model: SentenceTransformer) -> MixtureTrainer:
         strategy = self._stage.strategy(self._pool.found)
@@ -137,6 +167,8 @@ class StageRun:
             strategy=strategy,
             loss=self._build_loss(model, strategy, args),
             num_negatives=self._recipe.training.hard_negatives,
+            packing=self._recipe.training.packing,
+            compiled=self._recipe.training.compiled,
             evaluator=DevEvaluator(tasks, batch_size=self._recipe.evaluation.batch_size) if tasks else None,
             trace_path=self.folder / TRACE_FILE,
             callbacks=self._callbacks,
@@ -151,7 +183,8 @@ class StageRun:
         training = self._recipe.training
         gathered = training.cross_device_negatives and args.world_size > 1
         if self._stage.against is None:
-            return info_nce(
+            build = {"info-nce": info_nce, "m3-kd": M3Distillation}[training.loss]
+            return build(
                 model,
                 training.temperature,
                 mini_batch_size=training.mini_batch_size,
@@ -173,11 +206,6 @@ class StageRun:
 def stage_folder(output: Path, stage: str) -> Path:
     """Return where a stage of a run writes."""
     return output if stage == FINAL else output / STAGES_FOLDER / stage
-
-
-def step_of(checkpoint: str) -> int:
-    """Return the step a checkpoint was written at."""
-    return int(checkpoint.rsplit("-", 1)[1])
 
 
 def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:

@@ -9,10 +9,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from mixfluence.assembly import build_model, read_guides
 from mixfluence.config.files import load_recipe
-from mixfluence.config.recipe import ModelSection
-from mixfluence.evaluation.dev_ranks import look_at_dev
 from mixfluence.experiment import run
 from tests.test_experiment import StopAt, write_domain
 from tests.test_methods import SETTINGS, chosen
@@ -56,10 +53,5 @@ def _make_runs(folder: Path, model: Path) -> None:
     run(load_recipe(path, [f"strategy={{name: replay, run: {folder}/inf-dds}}", f"output={folder}/replay"]))
     for method in ("static", "inf-dds"):
         run(load_recipe(path, [chosen(method, model), "seed=1", f"output={folder}/{method}-1"]))
-    for record in folder.glob("*/record.json"):
-        done = load_recipe(record.with_name("recipe.yaml"))
-        model_of_run = build_model(ModelSection(name=str(record.parent / "model")))
-        prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in done.dev.items()}
-        look_at_dev(model_of_run, read_guides(done), prompts, record.parent / "dev")
     with pytest.raises(KeyboardInterrupt):
         run(load_recipe(path, [chosen("inf-dds", model), f"output={folder}/killed"]), callbacks=[StopAt(13)])

@@ -58,8 +58,10 @@ def folder(tmp_path: Path) -> Path:
     ]
     (tmp_path / "recipe.yaml").write_text(RUN, encoding="utf-8")
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (tmp_path / "checkpoints" / "checkpoint-9").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "checkpoint-10").mkdir()
+    for step in 9, 10:
+        (tmp_path / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / "checkpoints" / f"checkpoint-{step}" / "manifest.json").touch()
+    (tmp_path / "checkpoints" / "checkpoint-11").mkdir()  # was being written
     os.utime(tmp_path / "trace.jsonl", (WRITTEN, WRITTEN))
     return tmp_path
 

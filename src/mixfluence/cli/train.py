@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from signal import SIGINT
+from typing import Annotated, NoReturn
 
 import typer
 
+from mixfluence.cli.signals import StopSignals
 from mixfluence.cli.terminal import errors, output, prepare, print_line
 
 
@@ -17,18 +20,43 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Train and test as a recipe says."""
+    with StopSignals() as signals:
+        try:
+            _train(recipe, overrides or [], resume, signals)
+        except KeyboardInterrupt as stop:
+            _stop(stop.args[0] if stop.args else SIGINT)
+        except Exception:
+            # What a signal to the whole group has ended, a worker or another process, was needed to end the step.
+            if signals.received is None:
+                raise
+            _stop(signals.received)
+
+
+def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals) -> None:
     from mixfluence.config.files import find_recipe, load_recipe
 
-    parsed = load_recipe(find_recipe(recipe), overrides or [])
-    prepare()
+    parsed = load_recipe(find_recipe(recipe), overrides)
+    prepare(verbose=_first_process())
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
     from mixfluence.training.progress import ProgressDisplay
+    from mixfluence.training.stopping import StopOnRequest
 
-    scores = run(
-        parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[ProgressDisplay(errors, parsed.name)]
-    )
+    display = ProgressDisplay(errors, parsed.name)
+    scores = run(parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[display, StopOnRequest(signals)])
     if scores:
         print_line("NDCG@10:")
         output.print(score_table({parsed.name: scores}))
-    print_line(f"run folder: {parsed.output}")
+    if _first_process():
+        print_line(f"run folder: {parsed.output}")
+
+
+def _stop(number: int) -> NoReturn:
+    reason = "interrupted" if number == SIGINT else "terminated"
+    if _first_process():
+        errors.print(f"{reason}; the same command with --resume goes on from the last checkpoint", style="red")
+    raise typer.Exit(128 + number)
+
+
+def _first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"

@@ -18,7 +18,7 @@ from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import DoGESection, DoReMiSection, TDROSection
 from mixfluence.display import duration, mixture_table
 from mixfluence.report.folders import RunFolder, read_run
-from mixfluence.run_folder import CHECKPOINTS_FOLDER, RECIPE_FILE, STAGES_FOLDER, TRACE_FILE
+from mixfluence.run_folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RECIPE_FILE, STAGES_FOLDER, TRACE_FILE
 
 FINAL = "final"
 # A trace that has not grown for this many times its longest pause, and at least a minute, has probably ended.
@@ -154,7 +154,8 @@ def _current(run: RunFolder) -> tuple[str, Trace, Path]:
 
 
 def _last_checkpoint(folder: Path) -> int | None:
-    numbers = [path.name.rpartition("-")[2] for path in (folder / CHECKPOINTS_FOLDER).glob("checkpoint-*")]
+    whole = (folder / CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{MANIFEST_FILE}")
+    numbers = [path.parent.name.rpartition("-")[2] for path in whole]
     return max((int(number) for number in numbers if number.isdecimal()), default=None)
 
 

@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from mixfluence.atomic import write_text
+from mixfluence.atomic import sync, write_text
 from mixfluence.errors import DataError
 from mixfluence.influence import Influences
 from mixfluence.run_folder import read_trace
+from mixfluence.training.checkpoints import (
+    abandon_later,
+    checkpoint_of,
+    load_unlogged_loss,
+    rotate,
+    seal,
+    unlogged_loss,
+)
 from mixfluence.training.sampler import Draw
+from mixfluence.training.streams import StreamState
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
@@ -27,7 +35,7 @@ STATE_FILE = "mixture_state.json"
 class MixtureCallback(TrainerCallback):
     """Follows a `MixtureTrainer` step by step.
 
-    `trace.jsonl` starts with one line about the datasets. Then comes a line whenever the host logs or saves:
+    `trace.jsonl` starts with one line about the datasets. Then comes a line whenever the host logs:
     the step, the probabilities in force, and since the line before it the dataset and number of rows of
     every batch trained on. Batches already drawn but not trained on are listed too: new weights act only
     after them. `outcome` is the mixture found so far, for a strategy that looks for one to train on later. A line with
@@ -39,22 +47,31 @@ class MixtureCallback(TrainerCallback):
         self._path = path
         self._untold: list[Draw] = []
         self._started = 0.0
+        self._lines = 0
+        self._limit: int | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the trace, or cut a resumed one back to its checkpoint."""
         self._trainer.check_probes()
-        self._untold = []
+        # The host would delete old checkpoints before the new one is complete.
+        self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
+        saved = self._trainer.resumed or {"untold": [], "trace_lines": 0}
+        self._untold = [Draw(dataset, rows, StreamState()) for dataset, rows in saved["untold"]]
+        if "unlogged" in saved:
+            load_unlogged_loss(self._trainer, saved["unlogged"])
         self._started = time.monotonic()
         if not state.is_world_process_zero:
             return
-        known = read_trace(self._path) if state.global_step and self._path.exists() else []
-        known = [line for line in known if line["step"] <= state.global_step]
+        if self._trainer.resumed:
+            abandon_later(args.output_dir, state.global_step)
+        known = read_trace(self._path)[: saved["trace_lines"]] if state.global_step and self._path.exists() else []
         if known:
             self._started -= known[-1]["seconds"]
         else:
             known = [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
+        self._lines = len(known)
         write_text(self._path, "".join(map(_line, known)))
 
     def on_step_end(
@@ -86,17 +103,27 @@ class MixtureCallback(TrainerCallback):
             self._tell(state, {name: logs[name] for name in ("loss", "learning_rate") if name in logs})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Put the state of sampler and strategy beside the host's, and bring the trace up to it."""
-        self._tell(state, {})
+        """Put the state of sampler, strategy and trace beside the host's, and declare the checkpoint complete."""
+        own = {
+            "trace_lines": self._lines,
+            "untold": [(draw.dataset, draw.rows) for draw in self._untold],
+            "unlogged": unlogged_loss(self._trainer),
+        }
+        # Each process writes its own random state.
+        self._trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            write_text(folder / STATE_FILE, json.dumps(self._trainer.mixture_state()))
+            checkpoint = checkpoint_of(args.output_dir, state.global_step)
+            write_text(checkpoint / STATE_FILE, json.dumps(self._trainer.mixture_state() | own))
+            sync(self._path)
+            seal(checkpoint)
+            rotate(args.output_dir, self._limit, state.best_model_checkpoint)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Trace the last steps."""
         self._tell(state, {})
+        args.save_total_limit = self._limit
 
     def _tell(self, state: TrainerState, facts: dict[str, float]) -> None:
         if not self._untold and not facts:
@@ -117,6 +144,7 @@ class MixtureCallback(TrainerCallback):
             now = {"step": state.global_step, "seconds": round(time.monotonic() - self._started, 3)}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(_line(now | line))
+            self._lines += 1
 
 
 def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

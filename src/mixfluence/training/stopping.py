@@ -1,0 +1,64 @@
+"""Stopping a run from outside: the step ends, a checkpoint is written, and the run can go on another day."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class Request(Protocol):
+    """Knows whether somebody wants the run to stop.
+
+    Attributes:
+        received: The number of the signal that asked for it; None if none did.
+        patient: Whether a first signal may wait for the end of a step, because training is going on.
+    """
+
+    received: int | None
+    patient: bool
+
+
+class StopOnRequest(TrainerCallback):
+    """Ends training after the current step with a checkpoint, then raises `KeyboardInterrupt` with the signal.
+
+    On several processes one that was asked is enough, and all stop after the same step.
+
+    Args:
+        request: Whether to stop.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """From now on, a signal waits for the end of a step."""
+        self._request.patient = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop if asked to; the host saves after this."""
+        self._request.received = _any_process(args, self._request.received)
+        if self._request.received is not None:
+            control.should_training_stop = control.should_save = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave a run that was stopped; after one that was not, signals wait for nothing."""
+        self._request.patient = False
+        if self._request.received is not None:
+            raise KeyboardInterrupt(self._request.received)
+
+
+def _any_process(args: TrainingArguments, number: int | None) -> int | None:
+    """Return the signal that any process has received."""
+    if args.world_size == 1:
+        return number
+    received = torch.tensor([number or 0], device=args.device)
+    torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
+    return int(received.item()) or None

@@ -1,0 +1,197 @@
+"""Which checkpoint counts, and which is kept.
+
+- A checkpoint without its manifest, or with a file that is shorter, longer, altered or gone, is passed over by name.
+- One whose best checkpoint is damaged is passed over too; one that was named is refused.
+- Rotation keeps the newest and the best that are complete, and never counts on one that is not.
+- The host's own rotation, which comes before a checkpoint is complete, is off while training and asked for as before
+  after it: with a limit of one, one whole checkpoint is left.
+- A run whose newest checkpoint is damaged goes on from the one before it; without any it starts again.
+- What is refused is refused before the folder is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from mixfluence.config.files import load_recipe
+from mixfluence.errors import DataError, MixfluenceError
+from mixfluence.experiment import run
+from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.training.checkpoints import (
+    abandon_later,
+    damage,
+    list_checkpoints,
+    newest_whole,
+    refuse_damaged,
+    rotate,
+    seal,
+    step_of,
+)
+from tests.resume.crashes import assert_same_result, write_recipe
+from tests.training.runs import arguments, build
+
+
+def write_checkpoint(folder: Path, step: int, best: int | None = None, sealed: bool = True) -> Path:
+    checkpoint = folder / f"checkpoint-{step}"
+    (checkpoint / "1_Pooling").mkdir(parents=True)
+    (checkpoint / "1_Pooling" / "config.json").write_text("{}", encoding="utf-8")
+    (checkpoint / "model.safetensors").write_bytes(bytes(range(256)) * step)
+    state = {"best_model_checkpoint": best and f"elsewhere/checkpoint-{best}"}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
+    if sealed:
+        seal(checkpoint)
+    return checkpoint
+
+
+def steps(folder: Path) -> list[int]:
+    return [step_of(path) for path in list_checkpoints(folder)]
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def manifest(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda folder: alter(folder / "model.safetensors"), "model.safetensors is not as it was written"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors is not as it was"),
+        (lambda folder: (folder / "1_Pooling" / "config.json").unlink(), "1_Pooling/config.json is missing"),
+        (lambda folder: (folder / MANIFEST_FILE).unlink(), "not written to its end"),
+        (manifest("{"), "cannot be read"),
+        (manifest('{"trainer_state.json": 1}'), "cannot be"),
+        (manifest("{}"), "does not list trainer_state.json"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+    harm: Callable[[Path], None], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, newest = write_checkpoint(tmp_path, 9), write_checkpoint(tmp_path, 10)
+    assert newest_whole(tmp_path) == newest
+    assert caplog.messages == []
+    harm(newest)
+    with caplog.at_level(logging.WARNING):
+        assert newest_whole(tmp_path) == before
+    (warning,) = caplog.messages
+    assert "checkpoint-10" in warning
+    assert reason in warning
+    with pytest.raises(DataError, match="checkpoint-10: not the checkpoint of a mixture, or not all of it"):
+        refuse_damaged(newest)
+    harm(before)
+    assert newest_whole(tmp_path) is None
+
+
+def test_a_file_added_later_does_no_harm(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, 1)
+    (checkpoint / "notes.txt").write_text("mine", encoding="utf-8")
+    assert damage(checkpoint) is None
+
+
+def test_a_checkpoint_needs_the_best_one_so_far(tmp_path: Path) -> None:
+    best, newest = write_checkpoint(tmp_path, 3, best=3), write_checkpoint(tmp_path, 6, best=3)
+    assert newest_whole(tmp_path) == newest
+    alter(best / "model.safetensors")
+    assert newest_whole(tmp_path) is None
+    assert "checkpoint-3" in (damage(newest) or "")
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [
+        (None, None, [8, 7, 6, 4, 2]),
+        (1, None, [7]),
+        (2, None, [7, 6]),
+        (2, 2, [7, 2]),
+        (1, 2, [7, 2]),
+        (3, 7, [7, 6, 4]),
+    ],
+)
+def test_rotation_keeps_the_newest_and_the_best_that_are_complete(
+    limit: int | None, best: int | None, kept: list[int], tmp_path: Path
+) -> None:
+    for step in (2, 4, 6, 7):
+        write_checkpoint(tmp_path, step)
+    write_checkpoint(tmp_path, 8, sealed=False)
+    rotate(tmp_path, limit, f"somewhere/checkpoint-{best}" if best else None)
+    assert steps(tmp_path) == kept
+
+
+def test_rotation_keeps_what_was_sealed_last_when_a_run_had_to_start_again(tmp_path: Path) -> None:
+    for step in (9, 12, 3):
+        write_checkpoint(tmp_path, step)
+    rotate(tmp_path, 1, None)
+    assert steps(tmp_path) == [3]
+
+
+def test_later_checkpoints_no_longer_count_when_a_run_went_back(tmp_path: Path) -> None:
+    kept = write_checkpoint(tmp_path, 3)
+    write_checkpoint(tmp_path, 6)
+    abandon_later(tmp_path, 3)
+    assert newest_whole(tmp_path) == kept
+
+
+@pytest.mark.slow
+def test_the_host_does_not_rotate(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=1)
+    trainer = build(make_static(), args)
+    write_checkpoint(tmp_path, 5, sealed=False)
+    trainer.train()
+    assert steps(tmp_path) == [6]
+    assert damage(tmp_path / "checkpoint-6") is None
+    assert args.save_total_limit == 1
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_costs_a_few_steps_and_no_more(
+    tiny_bert_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = write_recipe(tmp_path, tiny_bert_folder, selection={"every": 3, "dev": "halves"}, save_every=None)
+    run(load_recipe(recipe, [f"output={tmp_path}/whole"]))
+    again = load_recipe(recipe, [f"output={tmp_path}/run"])
+    run(again)
+    for number, alright in ((0, False), (1, True)):
+        (again.output / "record.json").unlink()
+        newest = list_checkpoints(again.output / "checkpoints")
+        alter(newest[0] / "optimizer.pt")
+        if not alright:
+            for other in newest[1:]:
+                alter(other / "model.safetensors")
+        caplog.clear()
+        run(again, resume=True)
+        warned = [message for message in caplog.messages if "cannot be used" in message]
+        assert len(warned) == (1 if alright else len(newest)), number
+        assert any("starting again from step 0" in message for message in caplog.messages) == (not alright)
+        assert_same_result(again.output, tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["strategy={name: static, max_epochs: 0.01}"], "max_epochs allows"),
+        (["strategy=inf-dds", "dev={one: {format: pairs, path: PAIRS}}"], "a dev set needs at least two rows"),
+    ],
+)
+def test_what_cannot_start_does_not_take_the_folder(
+    changes: list[str], message: str, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('["w1", "w2"]\n["w1", "w3"]\n', encoding="utf-8")
+    recipe = write_recipe(tmp_path, tiny_bert_folder)
+    output = f"output={tmp_path}/run"
+    with pytest.raises(MixfluenceError, match=message):
+        run(load_recipe(recipe, [output, *(change.replace("PAIRS", str(pairs)) for change in changes)]))
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+    assert run(load_recipe(recipe, [output]))

@@ -1,0 +1,101 @@
+"""`mixfluence train` under torchrun, on two processes.
+
+- The run folder is that of one run: every file once, whole, and the table is printed once.
+- A process that is killed ends the job promptly; SIGTERM to the launcher ends it with a checkpoint.
+- Resumed, both end as the undisturbed job does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
+from tests.resume.crashes import Moment, assert_same_result, in_probe, in_step, write_recipe
+
+pytestmark = pytest.mark.slow
+
+PROMPTLY = 60.0
+
+
+class Job:
+    """Two processes, and what they say."""
+
+    def __init__(self, recipe: Path, output: Path, *words: str) -> None:
+        self.output = output
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
+        program = str(Path(sys.executable).with_name("mixfluence"))
+        command = [*launcher, "--rdzv-endpoint=localhost:0", program, "train", str(recipe)]
+        self._started = time.time()
+        self._log = output.with_suffix(".log")
+        with self._log.open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen([*command, f"output={output}", *words], stdout=log, stderr=log)
+
+    def wait(self, seconds: float = 240.0) -> int:
+        """Return the launcher's exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            raise
+
+    def until(self, reached: Moment) -> None:
+        """Wait for a moment that the folder gives away."""
+        while not reached(self.output, self._started):
+            assert self.process.poll() is None, self.said
+            time.sleep(0.001)
+
+    def workers(self) -> list[int]:
+        """Return the training processes, the second one last."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="utf-8")
+        ranks = {environment_of(int(child)).get("RANK"): int(child) for child in children.split()}
+        return [ranks["0"], ranks["1"]]
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+
+def environment_of(process: int) -> dict[str, str]:
+    parts = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    return dict(part.split("=", 1) for part in parts if "=" in part)
+
+
+def test_a_job_of_two_processes_writes_one_run_and_loses_nothing(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    # Long enough for the launcher to pass on a signal before the end.
+    lengths: dict[str, Any] = {"steps": 40, "save_every": None, "selection": {"every": 10, "dev": "halves"}}
+    recipe = write_recipe(tmp_path, tiny_bert_folder, "inf-dds", **lengths)
+    whole = Job(recipe, tmp_path / "whole")
+    assert whole.wait() == 0, whole.said
+    assert whole.said.count("run folder: ") == 1
+    assert "Traceback" not in whole.said
+    assert "terminate called" not in whole.said
+    strays = [path for path in (tmp_path / "whole").rglob("*") if path.suffix.removeprefix(".").isdigit()]
+    assert strays == []
+
+    killed = Job(recipe, tmp_path / "killed")
+    killed.until(in_step(15))
+    os.kill(killed.workers()[1], signal.SIGKILL)
+    assert killed.wait(PROMPTLY) != 0
+    assert not (tmp_path / "killed" / "record.json").exists()
+
+    stopped = Job(recipe, tmp_path / "stopped")
+    stopped.until(in_probe(4))
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.wait(PROMPTLY) != 0
+    assert stopped.said.count("--resume goes on") == 1
+    newest = list_checkpoints(tmp_path / "stopped" / "checkpoints")[0]
+    assert 4 <= step_of(newest) < 40
+    assert damage(newest) is None
+
+    for job in (killed, stopped):
+        resumed = Job(recipe, job.output, "--resume")
+        assert resumed.wait() == 0, resumed.said
+        assert_same_result(job.output, whole.output)

@@ -1,0 +1,139 @@
+"""Stopping a run with a signal, and what the disk and the data can do to it.
+
+- SIGTERM and Ctrl-C end the step, write a checkpoint that is whole, exit with 143 and 130 and say how to go on.
+- The resumed run ends as the undisturbed one, its trace included, although the checkpoint was at no step of the plan.
+- A signal to a whole group ends the loader's workers: no checkpoint, but the same exit, and the run goes on.
+- A second signal ends at once. While testing and between stages, the first does.
+- A disk that is full, a folder that cannot be written, data that vanished or changed are one line; the run goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
+from tests.resume.conftest import Whole
+from tests.resume.crashes import (
+    Moment,
+    Run,
+    assert_same_result,
+    between_stages,
+    in_checkpoint,
+    in_evaluation,
+    in_probe,
+    in_step,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def finish(recipe: Path, output: Path, whole: Path) -> None:
+    run = Run(recipe, output, resume=True)
+    assert run.wait() == 0, run.said
+    assert_same_result(output, whole)
+
+
+def stop(recipe: Path, output: Path, number: int, alone: bool) -> None:
+    """Send a signal to a run that trains, and wait for its end."""
+    run = Run(recipe, output)
+    assert run.stop_when(in_step(5), number, alone), run.said
+    assert run.wait() == 128 + number, run.said
+    assert "--resume goes on" in run.said
+    assert run.complaints == []
+
+
+# As `kill` sends the one, and a terminal the other: to the loader's workers as well.
+@pytest.mark.parametrize(("number", "alone"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_from_it(
+    number: int, alone: bool, whole_run: Whole, tmp_path: Path
+) -> None:
+    # No step of the plan is saved: the checkpoint is the signal's.
+    recipe, whole = whole_run("inf-dds", accumulation=4, workers=2, selection={"every": 12}, save_every=None)
+    stop(recipe, tmp_path / "run", number, alone)
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert 5 <= step_of(checkpoint) < 12
+    assert damage(checkpoint) is None
+    finish(recipe, tmp_path / "run", whole)
+
+
+def test_a_signal_that_ends_workers_is_no_failure(whole_run: Whole, tmp_path: Path) -> None:
+    recipe, whole = whole_run("static", accumulation=4, workers=2)
+    stop(recipe, tmp_path / "run", signal.SIGTERM, alone=False)
+    finish(recipe, tmp_path / "run", whole)
+
+
+def test_a_second_signal_ends_at_once(whole_run: Whole, tmp_path: Path) -> None:
+    recipe, whole = whole_run("inf-dds")
+    run = Run(recipe, tmp_path / "run")
+    assert run.stop_when(in_probe(4), signal.SIGTERM)
+    time.sleep(0.005)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM, run.said
+    assert [step_of(path) for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == [3]
+    finish(recipe, tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(("method", "moment"), [("static", in_evaluation), ("doremi", between_stages)])
+def test_a_signal_while_nothing_trains_ends_at_once(
+    method: str, moment: Moment, whole_run: Whole, tmp_path: Path
+) -> None:
+    recipe, whole = whole_run(method)
+    run = Run(recipe, tmp_path / "run")
+    assert run.stop_when(moment, signal.SIGTERM, alone=True)
+    assert run.wait() == 128 + signal.SIGTERM, run.said
+    assert not (tmp_path / "run" / "record.json").exists()
+    finish(recipe, tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on(file: str, whole_run: Whole, tmp_path: Path) -> None:
+    recipe, whole = whole_run("static")
+    size = (list_checkpoints(whole / "checkpoints")[0] / file).stat().st_size
+    run = Run(recipe, tmp_path / "run", largest_file=size - 200)
+    assert run.wait() == 1, run.said
+    (complaint,) = run.complaints
+    assert "could not be written" in complaint
+    finish(recipe, tmp_path / "run", whole)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_the_run_goes_on(whole_run: Whole, tmp_path: Path) -> None:
+    recipe, whole = whole_run("static")
+    run = Run(recipe, tmp_path / "run")
+    assert run.stop_when(in_checkpoint(9))
+    run.wait()
+    shutil.move(tmp_path / "run" / "trace.jsonl", tmp_path / "kept")
+    (tmp_path / "run" / "trace.jsonl").mkdir()
+    again = Run(recipe, tmp_path / "run", resume=True)
+    assert again.wait() in {1, 2}
+    (complaint,) = again.complaints
+    assert "trace.jsonl" in complaint
+    (tmp_path / "run" / "trace.jsonl").rmdir()
+    shutil.move(tmp_path / "kept", tmp_path / "run" / "trace.jsonl")
+    finish(recipe, tmp_path / "run", whole)
+
+
+def test_vanished_and_changed_data_are_one_line_and_the_run_goes_on(whole_run: Whole, tmp_path: Path) -> None:
+    recipe, whole = whole_run("static")
+    run = Run(recipe, tmp_path / "run")
+    assert run.stop_when(in_checkpoint(9))
+    run.wait()
+    corpus = recipe.parent / "data" / "big" / "corpus.jsonl"
+    text = corpus.read_text(encoding="utf-8")
+    try:
+        for change, expected in (
+            (corpus.unlink, "corpus.jsonl"),
+            (lambda: corpus.write_text(text.replace("w1 ", "w2 "), encoding="utf-8"), "'big' has changed"),
+        ):
+            change()
+            again = Run(recipe, tmp_path / "run", resume=True)
+            assert again.wait() == 2, again.said
+            # The log has what the second try said, too.
+            assert expected in again.complaints[-1]
+    finally:
+        corpus.write_text(text, encoding="utf-8")
+    finish(recipe, tmp_path / "run", whole)
