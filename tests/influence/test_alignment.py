@@ -67,6 +67,9 @@ class Line(nn.Module):
 class LineLearner:
     """The gradient of a batch is the batch."""
 
+    rank = 0
+    world = 1
+
     def __init__(self, *weights: float, optimizer: Callable[..., Optimizer] = AdamW, **options: Any) -> None:
         self.model: nn.Module = Line(*weights)
         self.modules: nn.Module = self.model
@@ -80,6 +83,9 @@ class LineLearner:
         (self.weight * batch).sum().backward()  # type: ignore[no-untyped-call]
 
     def agree(self, values: Tensor) -> Tensor:
+        return values
+
+    def total(self, values: Tensor) -> Tensor:
         return values
 
 

@@ -33,12 +33,15 @@ def main(model_folder: str, output: Path) -> None:
         warmup_steps=1,
         freeze_below=0.0,
         inner_steps=2,
-        probe=Probe(dev_batch_size=16),
-        rule=Mirror(),
+        probe=Probe(batch_size=4, dev_batch_size=16),
+        rule=Mirror(step=1.0),
         reptile=Reptile(),
     )
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
-    build(model, args, loss=loss, strategy=strategy, dev_dataset={"dev": pool()["near"]}).train()
+    # Three datasets, so that two processes have not the same number of them.
+    datasets = {**pool(), "words": pool()["near"].select(range(10, 24))}
+    dev = {"dev": pool()["near"], "other": pool()["far"]}
+    build(model, args, train_dataset=datasets, loss=loss, strategy=strategy, dev_dataset=dev).train()
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
     np.savez(output / f"process-{args.process_index}.npz", weights=weights, logits=strategy.logits)
 

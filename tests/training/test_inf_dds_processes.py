@@ -1,7 +1,8 @@
 """Influence on several processes, really started.
 
 - Two processes end with the same weights and the same logits, although each looks at the dev set for itself.
-- With half the batch each they train, probe and follow their probes as one process with the whole batch does.
+- With half the batch each they train as one process with the whole batch does. They share out the datasets to probe,
+  two for the first and one for the second, and find and follow what one process finds.
 """
 
 from __future__ import annotations

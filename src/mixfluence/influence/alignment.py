@@ -68,6 +68,11 @@ class Alignment:
         """Whether it only works with an optimizer of the Adam family."""
         return self.preconditioned
 
+    @property
+    def alone(self) -> bool:
+        """Whether a process measures a dataset by itself: no, each has a part of every batch, as in training."""
+        return False
+
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Aligner:
         """Return what measures by it."""
         if reptile is not None:

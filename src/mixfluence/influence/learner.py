@@ -21,17 +21,24 @@ class Learner(Protocol):
         model: The encoder as the metric calls it.
         modules: Everything that trains as one: the encoder, and losses with parameters of their own.
         optimizer: The run's optimizer, between two steps.
+        rank: Which of the processes that share out the datasets this is.
+        world: How many they are: 1 if there is one, or if all work on every dataset together.
     """
 
     model: nn.Module
     modules: nn.Module
     optimizer: Optimizer
+    rank: int
+    world: int
 
     def backward(self, batch: Any) -> None:
         """Leave the clipped gradient of a batch's loss in the parameters."""
 
     def agree(self, values: Tensor) -> Tensor:
         """Return the values of the first process on every process, so that all decide alike."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes, on every process."""
 
 
 class Meter(Protocol):
@@ -85,6 +92,10 @@ class Measurement(Protocol):
     @property
     def needs_moments(self) -> bool:
         """Whether it only works with an optimizer of the Adam family."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether a process measures a dataset by itself, so that several can share out the datasets."""
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
         """Return what measures by it."""

@@ -32,7 +32,8 @@ class Probe:
             `momentum-free`: steps that only the dataset decides, and no copy of the optimizer's state.
         learning_rate: That of the schedule (`current`); the same but at least half its maximum (`floored`); or a
             number.
-        batch_size: Rows per step; the training batch if None.
+        batch_size: Rows per step; those that a process has of a training batch if None. On several processes each
+            probes its part of the datasets by itself.
         dev_batch_size: Rows of each target that every round looks at. More is less noise.
         metric: What is measured on dev; `training-loss` is the trainer's own loss.
         aggregate: How several targets become one number; see `Influences.combine`.
@@ -57,6 +58,11 @@ class Probe:
         """Whether it only works with an optimizer of the Adam family."""
         return self.state == "momentum-free"
 
+    @property
+    def alone(self) -> bool:
+        """Whether a process measures a dataset by itself: yes, without exchanging gradients."""
+        return True
+
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Prober:
         """Return what measures by it."""
         return Prober(learner, self, metric, reptile)
@@ -67,7 +73,8 @@ class Prober:
 
     Cost of a round, in training steps of the same batch: datasets x inner steps for probes, and
     (datasets + 1) x targets / 3 for looking. Memory in parameter sizes: 1 for the snapshot, 2 more with
-    inherited state, 1 more with Reptile.
+    inherited state, 1 more with Reptile. Processes that share out the datasets divide the probes and the looks after
+    them; what they found is summed up once, at the end.
 
     Args:
         learner: What is being trained.
@@ -107,22 +114,25 @@ class Prober:
         """
         if not datasets:
             with surroundings(self._learner.modules):
-                return self._gather(datasets, dev, self._look(dev), [])
+                return self._gather(datasets, dev, self._agreed(self._look(dev)), [])
         optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with surroundings(self._learner.modules):
             snapshot = self._snapshot(inherited)
             follow = self._displacement(snapshot, spread)
             self.memory = (snapshot.bytes + (follow.bytes if follow else 0)) / _bytes(self._parameters)
-            before = self._look(dev)
-            after = []
-            for dataset in datasets:
+            before = self._agreed(self._look(dev))
+            own = []
+            for dataset in datasets[self._learner.rank :: self._learner.world]:
                 with way_back(snapshot):
                     self._train(stepper, batches(dataset), seed)
-                    after.append(self._look(dev))
+                    own.append(self._look(dev))
                     if follow:
-                        follow.add(self._parameters, self._gain(dev, before, after[-1]))
+                        follow.add(self._parameters, self._gain(dev, before, own[-1]))
+            after = self._gather_looks(len(datasets), before, own)
         if follow and self._reptile:
+            if self._learner.world > 1:
+                follow.merge(self._learner)
             rate = float(optimizer.param_groups[0]["lr"])
             follow.apply(self._parameters, self._reptile.alpha(rate, relative_rate(optimizer)))
         return self._gather(datasets, dev, before, after)
@@ -144,8 +154,21 @@ class Prober:
         self._learner.modules.eval()
         # Zero, or not a number if some parameter is none: the metric may not read the parameter that broke.
         health = 0 * torch.stack(torch._foreach_norm(self._parameters)).sum()
-        values = self._metric.look(self._learner.model, dev)
-        return [self._learner.agree(value + health) for value in values]
+        return [value + health for value in self._metric.look(self._learner.model, dev)]
+
+    def _agreed(self, looks: list[Tensor]) -> list[Tensor]:
+        return [self._learner.agree(values) for values in looks]
+
+    def _gather_looks(self, datasets: int, before: list[Tensor], own: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Return what was seen after every dataset's probe, wherever it ran."""
+        rank, world = self._learner.rank, self._learner.world
+        if world == 1:
+            return [self._agreed(looks) for looks in own]
+        queries = [len(values) for values in before]
+        seen = before[0].new_zeros(datasets, sum(queries))
+        if own:
+            seen[rank::world] = torch.stack([torch.cat(looks) for looks in own]).to(seen)
+        return [list(torch.split(row, queries)) for row in self._learner.total(seen)]
 
     def _gather(
         self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]

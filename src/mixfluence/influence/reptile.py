@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from mixfluence.errors import RecipeError
+
+if TYPE_CHECKING:
+    from mixfluence.influence.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,19 @@ class Displacement:
         self._total += weight
 
     @torch.no_grad()
+    def merge(self, learner: Learner) -> None:
+        """Add up what several processes have counted, each for its own probes."""
+        place = self._sum[0].new_zeros(learner.world, dtype=torch.float64)
+        place[learner.rank] = self._largest
+        largest = float(learner.total(place).max())
+        if self._weights == "softmax" and math.isfinite(largest):
+            self._shrink(math.exp(self._largest - largest))
+            self._largest = largest
+        self._total = float(learner.total(place.new_tensor([self._total])))
+        for tensor in self._sum:
+            tensor.copy_(learner.total(tensor))
+
+    @torch.no_grad()
     def apply(self, parameters: Sequence[Tensor], alpha: float) -> None:
         """Move restored parameters by `alpha` times the weighted mean."""
         if self._total > 0:
@@ -99,8 +115,10 @@ class Displacement:
         exponent = influence / self._scale
         if exponent > self._largest:
             # exp(-inf) is 0: nothing was added before the first probe.
-            shrink = math.exp(self._largest - exponent)
-            torch._foreach_mul_(self._sum, shrink)
-            self._total *= shrink
+            self._shrink(math.exp(self._largest - exponent))
             self._largest = exponent
         return math.exp(exponent - self._largest)
+
+    def _shrink(self, factor: float) -> None:
+        torch._foreach_mul_(self._sum, factor)
+        self._total *= factor

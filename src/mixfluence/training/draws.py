@@ -40,7 +40,7 @@ def build_sampler(
         parts: Rows of each dataset that belong together, by name and number; none if it is all of one kind.
     """
     seed = data_seed(args)
-    sizes = batch_sizes(args, tokenised)
+    sizes = batch_sizes(args.train_batch_size, args.world_size, tokenised)
 
     def stream(number: int, name: str) -> RowStream:
         rows, key = tokenised[name], mix(seed, 1 + number)
@@ -74,17 +74,14 @@ def build_sampler(
     )
 
 
-def batch_sizes(
-    args: SentenceTransformerTrainingArguments, tokenised: Mapping[str, TokenisedRows], wanted: int | None = None
-) -> dict[str, int]:
+def batch_sizes(wanted: int, world: int, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
     """Return rows per draw over all processes: a batch cannot hold more rows than distinct positives.
 
     Args:
-        args: The host's.
+        wanted: Rows per process.
+        world: Processes that share a batch.
         tokenised: The datasets.
-        wanted: Rows per process; the training batch if None.
     """
-    world, wanted = args.world_size, wanted or args.train_batch_size
     return {name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()}
 
 

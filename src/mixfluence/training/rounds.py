@@ -6,13 +6,14 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate import DistributedType
-from accelerate.utils import broadcast, send_to_device
+from accelerate.utils import broadcast, reduce, send_to_device
 from torch import Tensor, nn
 
 from mixfluence.data.tokens import TokenisedRows
@@ -32,21 +33,29 @@ PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
 
 
 class TrainerLearner:
-    """A trainer between two steps, as a probe sees it."""
+    """A trainer between two steps, as a probe sees it.
 
-    def __init__(self, trainer: MixtureTrainer) -> None:
+    Args:
+        trainer: Between two steps.
+        alone: Whether each process trains by itself, on datasets of its own, while it is a learner.
+    """
+
+    def __init__(self, trainer: MixtureTrainer, *, alone: bool) -> None:
         self._trainer = trainer
-        losses = trainer.loss.values() if isinstance(trainer.loss, dict) else [trainer.loss]
+        self._losses = list(trainer.loss.values()) if isinstance(trainer.loss, dict) else [trainer.loss]
         self.model: nn.Module = trainer.model
-        self.modules: nn.Module = nn.ModuleList([trainer.model, *losses])
+        self.modules: nn.Module = nn.ModuleList([trainer.model, *self._losses])
+        self.rank: int = trainer.args.process_index if alone else 0
+        self.world: int = trainer.args.world_size if alone else 1
         # Under accelerate's wrapper, whose `step` does nothing while gradients are accumulated.
         self.optimizer: torch.optim.Optimizer = trainer.optimizer.optimizer
 
     def backward(self, batch: dict[str, Any]) -> None:
         """Leave the clipped gradient of a batch's loss in the parameters, as a training step would."""
         trainer = self._trainer
+        wrapped = trainer.model_wrapped if self.world == 1 else trainer.model
         with trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(trainer.model_wrapped, self.place(batch))
+            loss = trainer.compute_loss(wrapped, self.place(batch))
         trainer.accelerator.backward(loss)
         if trainer.args.max_grad_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
@@ -55,6 +64,33 @@ class TrainerLearner:
         """Return the values of the first process on every process."""
         agreed: Tensor = broadcast(values) if self._trainer.args.world_size > 1 else values
         return agreed
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes."""
+        added: Tensor = reduce(values.contiguous(), "sum")
+        return added
+
+    @contextmanager
+    def on_its_own(self) -> Iterator[None]:
+        """Take the losses out of the exchange between processes for a while: other ones are at other datasets."""
+        wrapped = self._trainer.model_wrapped
+        if self.world == 1:
+            yield
+            return
+        parts = [part for loss in self._losses for part in loss.modules()]
+        calling = [part for part in parts if getattr(part, "model", None) is wrapped]
+        gathering = [part for part in parts if getattr(part, "gather_across_devices", False)]
+        try:
+            for part in calling:
+                part.model = self.model
+            for part in gathering:
+                part.gather_across_devices = False
+            yield
+        finally:
+            for part in calling:
+                part.model = wrapped
+            for part in gathering:
+                part.gather_across_devices = True
 
     def place(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch on the trainer's device."""
@@ -94,7 +130,11 @@ class ProbeRounds:
         )
         self._collate = collate
         self._rows = MixtureRows(tokenised, negatives)
-        self._batch_sizes = list(batch_sizes(trainer.args, tokenised, self._probe.batch_size).values())
+        world = 1 if self._probe.alone else trainer.args.world_size
+        sizes = batch_sizes(self._probe.batch_size or trainer.args.train_batch_size, world, tokenised)
+        self._batch_sizes = list(sizes.values())
+        self._share = (0, 1) if self._probe.alone else (trainer.args.process_index, world)
+        self._drawn: dict[int, list[Rows]] = {}
         self._streams = self._open(tokenised, negatives, PROBE_ROWS)
         dev_negatives = {
             name: rows.least_negatives if self._metric.hard_negatives else 0 for name, rows in dev.items()
@@ -119,18 +159,21 @@ class ProbeRounds:
     def run(self) -> tuple[Influences, dict[str, float]]:
         """Probe, and return what was measured and what it cost."""
         started = self._now()
-        learner = TrainerLearner(self._trainer)
+        learner = TrainerLearner(self._trainer, alone=self._probe.alone)
         meter = self._probe.meter(learner, self._metric, self._strategy.reptile)
         chosen = self._choose()
+        # By every process, whichever is to probe them, so that the streams stay alike.
+        self._drawn = {dataset: self._draw(dataset) for dataset in chosen}
         # A loss of several parts is counted by the host whenever it is computed.
         components = copy.deepcopy(self._trainer.accum_loss_components)
-        influences = meter.measure(
-            chosen,
-            self._batches,
-            self._dev_batches(learner, self._dev_streams if chosen else self._open_dev()),
-            seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
-            spread=self._spread,
-        )
+        with learner.on_its_own():
+            influences = meter.measure(
+                chosen,
+                self._batches,
+                self._dev_batches(learner, self._dev_streams if chosen else self._open_dev()),
+                seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
+                spread=self._spread,
+            )
         self._trainer.accum_loss_components = components
         self._spread = influences.spread(self._probe.aggregate) or self._spread
         self._rounds += 1
@@ -168,11 +211,13 @@ class ProbeRounds:
         places = permuted(np.arange(wanted), len(possible), mix(self._seed, SUBSET, self._rounds))
         return sorted(possible[places].tolist())
 
+    def _draw(self, dataset: int) -> list[Rows]:
+        stream, size, world = self._streams[dataset], self._batch_sizes[dataset], self._share[1]
+        return [stream.take(size, world) for _ in range(self._strategy.inner_steps)]
+
     def _batches(self, dataset: int) -> Iterator[dict[str, Any]]:
-        args = self._trainer.args
-        for _ in range(self._strategy.inner_steps):
-            rows = self._streams[dataset].take(self._batch_sizes[dataset], args.world_size)
-            yield self._collate(self._rows.batch(dataset, share(rows, args.process_index, args.world_size)))
+        for rows in self._drawn[dataset]:
+            yield self._collate(self._rows.batch(dataset, share(rows, *self._share)))
 
     def _dev_batches(self, learner: TrainerLearner, streams: Sequence[RowStream]) -> list[DevBatch]:
         """Draw the rows of every target, in pieces that are known to fit: those of a training batch."""

@@ -208,7 +208,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def describe_datasets(self) -> dict[str, dict[str, int]]:
         """Return what the trace says of each dataset: its rows, distinct positives and rows per batch."""
-        sizes = batch_sizes(self.args, self.tokenised)
+        sizes = batch_sizes(self.args.train_batch_size, self.args.world_size, self.tokenised)
         return {
             name: {
                 "rows": len(rows),
