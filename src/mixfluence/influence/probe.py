@@ -17,7 +17,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Aggregate, Influences, gather
 from mixfluence.influence.learner import Learner, refuse_single_rows
 from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
-from mixfluence.influence.preserve import learning_rate, surroundings, way_back
+from mixfluence.influence.preserve import learning_rate, memory_named, surroundings, way_back
 from mixfluence.influence.reptile import Displacement, Reptile
 from mixfluence.influence.snapshot import Snapshot
 from mixfluence.influence.steps import FrozenAdam
@@ -94,6 +94,7 @@ class Prober:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
+    @memory_named("strategy.probe", "keep the way back elsewhere with strategy.probe.snapshot: host")
     def measure(
         self,
         datasets: Sequence[int],
@@ -111,6 +112,9 @@ class Prober:
             dev: The rows of every target, the same before and after every probe.
             seed: Decides dropout, the same at step s of every probe.
             spread: Spread of the influences one round ago, infinite if there was none; see `Displacement`.
+
+        Raises:
+            RecipeError: If the memory of the device is not enough; then everything is as it was before.
         """
         if not datasets:
             with surroundings(self._learner.modules):
@@ -174,9 +178,8 @@ class Prober:
         self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
     ) -> Influences:
         targets = [batch.target for batch in dev]
-        return gather(
-            datasets, targets, _to_host(before), list(map(_to_host, after)), 1 if self._metric.higher_is_better else -1
-        )
+        first, *others = _to_host([before, *after])
+        return gather(datasets, targets, first, others, 1 if self._metric.higher_is_better else -1)
 
     def _gain(self, dev: Sequence[DevBatch], before: list[Tensor], after: list[Tensor]) -> float:
         influences = self._gather([0], dev, before, [after])
@@ -201,8 +204,12 @@ def relative_rate(optimizer: Optimizer) -> float:
     return float(group["lr"]) / greatest if greatest else 0.0
 
 
-def _to_host(values: list[Tensor]) -> list[NDArray[np.float64]]:
-    return [value.double().cpu().numpy() for value in values]
+def _to_host(looks: Sequence[list[Tensor]]) -> list[list[NDArray[np.float64]]]:
+    """Return what was seen at every look, by one copy: a device makes the host wait for each."""
+    values = [value for look in looks for value in look]
+    flat = torch.cat([value.double() for value in values]).cpu().numpy()
+    parts = iter(np.split(flat, np.cumsum([len(value) for value in values])[:-1]))
+    return [[next(parts) for _ in look] for look in looks]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
