@@ -7,6 +7,9 @@ from typing import Any, Protocol
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+# Asking makes every process wait for its device.
+STEPS_BETWEEN_QUESTIONS = 8
+
 
 class Request(Protocol):
     """Knows whether somebody wants the run to stop.
@@ -23,7 +26,8 @@ class Request(Protocol):
 class StopOnRequest(TrainerCallback):
     """Ends training after the current step with a checkpoint, then raises `KeyboardInterrupt` with the signal.
 
-    On several processes one that was asked is enough, and all stop after the same step.
+    On several processes one that was asked is enough, and all stop after the same step: one of those at which they ask
+    each other.
 
     Args:
         request: Whether to stop.
@@ -42,7 +46,10 @@ class StopOnRequest(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Stop if asked to; the host saves after this."""
-        self._request.received = _any_process(args, self._request.received)
+        if args.world_size > 1:
+            if state.global_step % STEPS_BETWEEN_QUESTIONS:
+                return
+            self._request.received = _any_process(args, self._request.received)
         if self._request.received is not None:
             control.should_training_stop = control.should_save = True
 
@@ -57,8 +64,6 @@ class StopOnRequest(TrainerCallback):
 
 def _any_process(args: TrainingArguments, number: int | None) -> int | None:
     """Return the signal that any process has received."""
-    if args.world_size == 1:
-        return number
     received = torch.tensor([number or 0], device=args.device)
     torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
     return int(received.item()) or None
