@@ -44,7 +44,8 @@ DOORS: dict[str, set[str]] = {
     "stage_run": {*PARTS, "config", "assembly", "record", "stages"},
     "experiment": {*PARTS, "config", "assembly", "record", "stages", "stage_run"},
     "planning": {*PARTS, "config", "assembly", "stages", "stage_run", "experiment"},
-    "cli": {*PARTS, "config", "assembly", "experiment", "report", "planning"},
+    "study": {*TOOLS, "config", "assembly", "experiment", "report", "paper"},
+    "cli": {*PARTS, "config", "assembly", "experiment", "report", "planning", "study"},
 }
 # Package -> the rooms that may know it.
 GUESTS: dict[str, set[str]] = {
@@ -59,7 +60,7 @@ GUESTS: dict[str, set[str]] = {
         *{"assembly", "stage_run", "experiment"},
     },
     "datasets": {"training", "data", "clustering", "cli"},
-    "pydantic": {"config"},
+    "pydantic": {"config", "study"},
     "typer": {"cli"},
 }
 

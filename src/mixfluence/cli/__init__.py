@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -13,33 +15,47 @@ from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
 from mixfluence.cli.report import report
 from mixfluence.cli.status import status
+from mixfluence.cli.study import study
 from mixfluence.cli.terminal import errors
 from mixfluence.cli.train import train
 from mixfluence.cli.weights import weights
 from mixfluence.errors import MixfluenceError
 
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT = 1, 2
 
 app = typer.Typer(
     name="mixfluence",
     help="Choose, while training, which dataset the next batch comes from.",
-    epilog="Exit codes: 0 done, 1 unexpected failure, 2 wrong input (the message says which), 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 unexpected failure, 2 wrong input (the message says which), 130 interrupted, "
+    "143 terminated.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, plan, train, status, evaluate, compare, report, weights):
+for verb in (demo, plan, train, status, evaluate, compare, report, weights, study):
     app.command()(verb)
 app.add_typer(recipes, name="recipes")
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user ends in one message instead of a traceback."""
+    """Run the command line; a mistake of the user, or of the disk, ends in one message instead of a traceback."""
     try:
         app()
     except MixfluenceError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(BAD_INPUT)
-    except KeyboardInterrupt:
-        errors.print("interrupted", style="red")
-        sys.exit(INTERRUPTED)
+        _end(BAD_INPUT, str(error))
+    except OSError as error:
+        _end(FAILED, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except SystemExit as end:
+        _end(end.code if isinstance(end.code, int) else bool(end.code))
+
+
+def _end(code: int, message: str | None = None) -> NoReturn:
+    """End the program, the processes of a group at once: threads of the group abort those that take their time."""
+    if message:
+        errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        errors.show_cursor()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

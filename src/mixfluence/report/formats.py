@@ -46,7 +46,7 @@ def printable(text: str) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     """Return tables and notes in the Markdown of GitHub."""
-    tables = [_markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
+    tables = [markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
     notes = "".join(f"- {_markdown(note)}\n" for note in make_notes(comparison))
     return "\n".join([*tables, notes])
 
@@ -85,7 +85,8 @@ def to_json(comparison: Comparison) -> str:
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
 
-def _markdown_table(sheet: Sheet) -> str:
+def markdown_table(sheet: Sheet) -> str:
+    """Return a sheet as a Markdown table under its title. Names in it are data and mean nothing to Markdown."""
     heads = [_markdown(column.head) for column in sheet.columns]
     rules = ["---:" if column.numeric else ":---" for column in sheet.columns]
     lines = [[_markdown_cell(cell) for cell in line] for line in _lines(sheet)]

@@ -1,0 +1,94 @@
+"""How a sampler's trajectories look, and how stable they are.
+
+Two numbers, both 0 for the most stable: **wandering**, how much further a run's mixture went than it came, the mean
+over runs; and **disagreement**, the mean distance of the mixtures in which runs of one target end, over starts (of
+the mean over seeds) and over seeds (of one start). `mixfluence.study.arithmetic` has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from mixfluence.report.labels import sampler_label
+from mixfluence.report.sheets import Cell, Column, Sheet
+from mixfluence.study.arithmetic import Mixture, disagreement, mean_mixture, wandering
+from mixfluence.study.outcomes import Done, Outcome
+
+MOMENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def stability_sheets(outcomes: Sequence[Outcome]) -> list[Sheet]:
+    """Return the stability of every sampler whose mixture moves, and the target's probability on the way.
+
+    A method whose last run draws by what was found before it has a line: the same probability at every moment.
+    """
+    trained = [outcome for outcome in outcomes if outcome.runs and outcome.recipe.strategy.name != "static"]
+    samplers: dict[str, list[Outcome]] = {}
+    for outcome in trained:
+        if any(len(done.trajectory) > 1 for done in outcome.done):
+            samplers.setdefault(sampler_label(outcome.recipe), []).append(outcome)
+    sheets = [_stability(samplers)] if samplers else []
+    lines = [line for outcome in trained for line in _lines(outcome)]
+    return [*sheets, _trajectories(lines)] if lines else sheets
+
+
+def mixture_at(trajectory: Sequence[tuple[int, Mixture]], step: float) -> Mixture:
+    """Return the mixture in force at a step."""
+    return [mixture for since, mixture in trajectory if since <= step][-1]
+
+
+def _stability(samplers: dict[str, list[Outcome]]) -> Sheet:
+    figures = {name: _figures(outcomes) for name, outcomes in samplers.items()}
+    columns = [Column("sampler", tuple(map(Cell, figures)), numeric=False)]
+    heads = ("wandering", "disagreement over starts", "disagreement over seeds")
+    for place, head in enumerate(heads):
+        columns.append(Column(head, tuple(Cell(_number(values[place])) for values in figures.values())))
+    return Sheet("Stability: 0 is the most stable, see docs/STUDIES.md", tuple(columns), 1)
+
+
+def _figures(outcomes: Sequence[Outcome]) -> tuple[float, float | None, float | None]:
+    """Return wandering and disagreement over starts and over seeds, means over targets."""
+    runs = [done for outcome in outcomes for done in outcome.done]
+    moved = fmean(wandering([mixture for _, mixture in done.trajectory]) for done in runs)
+    targets = dict.fromkeys(done.cell.target for done in runs)
+    ends = [[_ends(outcome, target) for outcome in outcomes] for target in targets]
+    over_starts = [disagreement([mean_mixture(seeds) for seeds in starts if seeds]) for starts in ends]
+    over_seeds = [disagreement(seeds) for starts in ends for seeds in starts]
+    return moved, _mean_of(over_starts), _mean_of(over_seeds)
+
+
+def _ends(outcome: Outcome, target: str | None) -> list[Mixture]:
+    return [done.trajectory[-1][1] for done in outcome.done if done.cell.target == target]
+
+
+def _lines(outcome: Outcome) -> Iterator[tuple[str, list[float]]]:
+    """Yield the probability of a row's target at some moments, a line for each target that is a training set."""
+    for target in dict.fromkeys(done.cell.target for done in outcome.done):
+        watched = [target] if target else list(outcome.recipe.dev)
+        for name in (name for name in watched if name in outcome.recipe.train):
+            own = [done for done in outcome.done if done.cell.target == target]
+            moments = [fmean(_probability(done, name, moment) for done in own) for moment in MOMENTS]
+            yield f"{outcome.label}: {name}", moments
+
+
+def _probability(done: Done, name: str, moment: float) -> float:
+    return 100 * mixture_at(done.trajectory, moment * done.cell.recipe.training.steps).get(name, 0.0)
+
+
+def _trajectories(lines: Sequence[tuple[str, list[float]]]) -> Sheet:
+    columns = [Column("row", tuple(Cell(label) for label, _ in lines), numeric=False)]
+    for place, moment in enumerate(MOMENTS):
+        columns.append(
+            Column(f"{moment:.0%} of the steps", tuple(Cell(f"{values[place]:.1f}") for _, values in lines))
+        )
+    return Sheet("Probability of the target's own training set, in percent, mean over seeds", tuple(columns), 1)
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
