@@ -7,6 +7,7 @@ import math
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 from safetensors.torch import load_file
@@ -53,12 +54,15 @@ def load_encoder(
         RecipeError: If there is no such encoder, or it cannot have this pooling or these lengths.
         DataError: If the weights are pickled or are not the ones their package promises.
     """
+    if revision is not None and (name in {"wordllama", "minilm"} or Path(name).is_dir()):
+        raise RecipeError(f"encoder '{name}' has no revisions, only a hub id has: leave revision out")
     if name == "wordllama":
         model = _load_wordllama(device)
     elif name == "minilm":
         model = _load_minilm(device)
     else:
         model = _load_named(name, revision=revision, trust_remote_code=trust_remote_code, device=device)
+        _refuse_unusable(model, name)
     if pooling is not None:
         _set_pooling(model, name, pooling)
     if query_length is not None or passage_length is not None:
@@ -88,10 +92,32 @@ def _load_named(name: str, **options: Any) -> SentenceTransformer:
     _refuse_pickles(Path(name))
     try:
         return SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the host, its transport and every parser of a file raise their own kinds
         raise RecipeError(
-            f"encoder '{name}' cannot be loaded, neither as a folder nor as a hub id: {error}"
+            f"encoder '{name}' cannot be loaded, neither as a folder nor as a hub id: {_one_line(error)}"
         ) from error
+
+
+def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
+    """Refuse now what would end in an error, or in vectors without meaning, after hours of training."""
+    if any(not tensor.isfinite().all() for tensor in model.parameters()):
+        raise DataError(f"encoder '{name}': some of its weights are not finite numbers")
+    words = model[0].tokenizer if isinstance(model[0], Transformer) else None
+    if words is not None and len(words) <= len(words.all_special_ids):
+        raise DataError(f"encoder '{name}': its tokenizer knows no words; are its files there?")
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.encode("a text", show_progress_bar=False)
+    except Exception as error:  # whatever a module of the model says
+        raise RecipeError(f"encoder '{name}' does not make a vector of a text: {_one_line(error)}") from error
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _one_line(error: Exception) -> str:
+    text = shorten(str(error), 300, placeholder=" ...")
+    return text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 
 def _refuse_pickles(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import reprlib
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,49 @@ from mixfluence.config.strategy import RULES
 from mixfluence.errors import RecipeError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+# Recipes are written by hand. A few lines of aliases of aliases would stand for billions of values.
+MOST_CHARACTERS, MOST_VALUES = 1_000_000, 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without its surprises: 2e-5 is a number, `no` is a text, and no key may stand twice."""
+    """Safe YAML without its surprises: 2e-5 is a number, `no` and 2020-01-01 are texts, and no key may stand twice."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _count(node, {}) > MOST_VALUES:
+            message = f"more than {MOST_VALUES:,} values, aliases counted as often as they are used"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # a number of too many digits, a month that there is not
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", key_node.start_mark)
+            wrong = "is no key, which is a word or a number" if not isinstance(key, Hashable) else "is there twice"
+            if not isinstance(key, Hashable) or key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{_short(key)} {wrong}", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
+def _count(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return how many values a node stands for: infinitely many if it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        nodes = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_count(part, known) for part in nodes)
+    return known[id(node)]
+
+
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
@@ -81,22 +108,38 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
 
 def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any], yaml.Node]:
     """Return a recipe with the keys of those it extends, and its own text as YAML has it."""
+    text = _read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
         tree = yaml.compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise RecipeError(_yaml_message(path, error)) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RecipeError(_yaml_message(path, text, error)) from error
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping with keys such as name, model, train and training")
     if "extends" in data:
-        parent = find_recipe(str(data.pop("extends")))
-        if parent in (path, *extending):
-            raise RecipeError(f"{path}: extends itself")
-        data = _read(parent, (path, *extending))[0] | data
+        name = data.pop("extends")
+        if not isinstance(name, str):
+            raise RecipeError(f"{path}:{_line(tree, ['extends'])}: extends: expected a recipe, found {_short(name)}")
+        parent = find_recipe(name)
+        if parent.resolve() in (path.resolve(), *extending):
+            raise RecipeError(f"{path}:{_line(tree, ['extends'])}: extends itself")
+        data = _read(parent, (path.resolve(), *extending))[0] | data
     return data, tree
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_CHARACTERS + 1)
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(content) > MOST_CHARACTERS:
+        raise RecipeError(f"{path}: no recipe is that long, expected at most {MOST_CHARACTERS:,} characters")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise RecipeError(f"{path}:{number}: not valid UTF-8 (byte 0x{content[error.start]:02x})") from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -107,11 +150,11 @@ def dump_recipe(recipe: Recipe) -> str:
 def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
     place, equals, value = override.partition("=")
     if not equals or not place:
-        raise RecipeError(f"override {override!r}: expected key=value, such as training.steps=100")
+        raise RecipeError(f"override {_short(override)}: expected key=value, such as training.steps=100")
     try:
         parsed = yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"override {override!r}: the value is not valid YAML") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RecipeError(f"override {_short(override)}: the value is not valid YAML") from error
     data = copy.deepcopy(data)
     *parents, last = place.split(".")
     section: Any = data
@@ -122,12 +165,17 @@ def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
             section[parent] = {BARE_VALUES[parent]: word} if word and parent in BARE_VALUES else {}
         section = section[parent]
         if not isinstance(section, dict):
-            raise RecipeError(f"override {override!r}: {parent!r} is not a mapping in the recipe")
+            raise RecipeError(f"override {_short(override)}: {parent!r} is not a mapping in the recipe")
     section[last] = parsed
     return data
 
 
-def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
+def _yaml_message(path: Path, text: str, error: Exception) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        number = text.count("\n", 0, error.position) + 1
+        return f"{path}:{number}: not valid YAML (character {error.character:#x}: {error.reason})"
+    if isinstance(error, RecursionError):
+        return f"{path}: not valid YAML (nested too deeply)"
     mark = getattr(error, "problem_mark", None)
     place = f"{path}:{mark.line + 1}" if mark else str(path)
     return f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})"
@@ -144,11 +192,13 @@ def _validation_message(path: Path, tree: yaml.Node, error: ValidationError) -> 
         known = first["ctx"].get("expected_tags", ", ".join(FORMATS if tag == "format" else RULES)).replace("'", "")
         keys.append(tag)
         found = first["input"].get(tag) if isinstance(first["input"], dict) else first["input"]
-        message = f"expected one of {known}, found {found!r}"
+        message = f"expected one of {known}, found {_short(found)}"
     elif first["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, found {first['input']!r}"
+        message = f"{message[0].lower()}{message[1:]}, found {_short(first['input'])}"
     place = ".".join(map(str, keys))
-    return f"{path}:{_line(tree, keys)}: {place + ': ' if place else ''}{message}"
+    # What concerns several keys has no place but says itself which one it is about.
+    line = _line(tree, keys or message.partition(":")[0].split("."))
+    return f"{path}:{line}: {place + ': ' if place else ''}{message}"
 
 
 def _keys(place: Sequence[str | int]) -> list[str | int]:
@@ -171,6 +221,13 @@ def _line(node: yaml.Node, keys: Sequence[str | int]) -> int:
         else:
             break
     return line
+
+
+def _short(value: Any) -> str:
+    """Return a value as messages show it, on one line and no longer than one."""
+    shown = reprlib.Repr()
+    shown.maxstring = shown.maxother = 100
+    return shown.repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from mixfluence.config.sources import PathLike, Section
 
-Count = Annotated[int, Field(ge=1)]
+# Far below the largest 32-bit float, so that what is multiplied by such a number need not overflow.
+LARGEST = 1e30
+Count = Annotated[int, Field(ge=1, lt=2**31)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+# Infinity stands for uniform sampling.
+Temperature = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 
 
 # Sections for which a bare value may stand: the key whose value it is.
@@ -33,7 +37,7 @@ def word_or_positive(*words: str) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value in words or (number and 0 < value < math.inf):
+        if value in words or (number and 0 < value <= LARGEST):
             return value
         raise ValueError(f"expected {', '.join(words)} or a number above 0, found {value!r}")
 
@@ -46,8 +50,8 @@ class InitialSection(Section):
     The words `uniform` and `proportional` stand for the temperatures infinity and 1.
     """
 
-    temperature: Positive | None = None
-    weights: dict[str, float] | None = None
+    temperature: Temperature | None = None
+    weights: dict[str, Weight] | None = None
     file: PathLike | None = None
 
     @model_validator(mode="before")
@@ -65,6 +69,8 @@ class InitialSection(Section):
         given = [name for name in ("temperature", "weights", "file") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of temperature, weights and file, found {', '.join(given) or 'none'}")
+        if self.weights is not None and not any(self.weights.values()):
+            raise ValueError("at least one weight must be above 0")
         return self
 
 

@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mixfluence.config.parts import Count, Positive
+from mixfluence.config.parts import LARGEST, Count, Positive
 from mixfluence.config.samplers import CrispSection, StaticSection
 from mixfluence.config.sources import PathLike, Section, Source, check_defaults, fill_sources
 from mixfluence.config.strategy import Strategy
 
 # Samplers that cannot work without a dev set.
 GUIDED = {"inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"}
+# A short list of negatives is repeated to this length, so that nothing but memory would end a larger number.
+MOST_NEGATIVES = 10_000
 
 
 class ModelSection(Section):
@@ -39,9 +41,9 @@ class TrainingSection(Section):
     learning_rate: Positive = 2e-5
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     temperature: Positive = 0.02
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
     gradient_accumulation: Count = 1
-    hard_negatives: Annotated[int, Field(ge=0)] | None = None
+    hard_negatives: Annotated[int, Field(ge=0, le=MOST_NEGATIVES)] | None = None
     mini_batch_size: Count | None = None
     cross_device_negatives: bool = True
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -80,7 +82,7 @@ class Recipe(Section):
     """
 
     name: str
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     model: ModelSection
     train: Annotated[dict[str, Source], Field(min_length=1)]
     dev: dict[str, Source] = Field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mixfluence.config.parts import Bounds, Count, InitialSection, Positive, ProbeSection, Share
+from mixfluence.config.parts import LARGEST, Bounds, Count, InitialSection, Positive, ProbeSection, Share, Temperature
 from mixfluence.config.sources import PathLike, Section
 
 Part = Annotated[float, Field(ge=0, lt=1)]
@@ -26,8 +26,8 @@ class CooldownSection(Bounds):
     """A high temperature first, a low one from `switch` on."""
 
     name: Literal["cooldown"]
-    hot: Positive = 5.0
-    cold: Positive = 1.0
+    hot: Temperature = 5.0
+    cold: Temperature = 1.0
     shape: Literal["step", "linear"] = "step"
     switch: Annotated[float, Field(gt=0, le=1)] = 0.5
 
@@ -136,5 +136,5 @@ class CrispSection(Section):
     branching: Annotated[int, Field(ge=2)] = 32
     per: Literal["pool", "dataset"] = "pool"
     texts: Literal["both", "query", "passage"] = "both"
-    smoothing: Annotated[float, Field(ge=0)] = 0.0
+    smoothing: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
     max_epochs: Positive | None = None

@@ -61,7 +61,13 @@ class FileSource(SourceSection):
     @field_validator("path")
     @classmethod
     def _exists(cls, path: Path, info: ValidationInfo) -> Path:
-        if not (info.context or {}).get("files_may_be_missing") and not path.exists():
+        if (info.context or {}).get("files_may_be_missing"):
+            return path
+        try:
+            found = path.exists()
+        except OSError as error:  # a name that is too long, a folder that may not be looked into
+            raise ValueError(f"cannot be looked for ({error.strerror})") from error
+        if not found:
             raise ValueError(f"no such file or folder: {path.absolute()}")
         return path
 
@@ -138,6 +144,8 @@ FORMATS: dict[str, type[SourceSection]] = {
 def fill_sources(sources: Any, defaults: dict[str, Any], section: str) -> Any:
     """Return the sources of `train`, `dev` or `test` as a mapping, with defaults, names and splits filled in."""
     if isinstance(sources, list):
+        if nested := [name for name in sources if not isinstance(name, str | int | float)]:
+            raise ValueError(f"{section}: expected names of datasets, found {nested[0]!r}")
         if twice := [name for number, name in enumerate(sources) if name in sources[:number]]:
             raise ValueError(f"{section}: {twice[0]!r} is listed twice")
         sources = dict.fromkeys(map(str, sources))

@@ -22,6 +22,7 @@ from mixfluence.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+LARGEST_GRADE = 2**31 - 1  # what trec_eval can count with
 # (query id, passage id) -> grade, in the order of the file.
 Grades = dict[tuple[str, str], int]
 
@@ -180,9 +181,9 @@ def _columns(line: str, where: str) -> tuple[str, str, str]:
 def _whole(score: Any) -> int | None:
     try:
         value = float(score)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return int(value) if value.is_integer() else None
+    return int(value) if value.is_integer() and abs(value) <= LARGEST_GRADE else None
 
 
 def _read_texts(

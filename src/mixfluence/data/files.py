@@ -24,6 +24,8 @@ from mixfluence.errors import DataError
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
 RECORDS_PER_READ = 1_000
+# A record has a few long documents at most; a line without end, as in a gzip bomb, would fill the memory.
+LONGEST_LINE = 2**26
 BYTE_ORDER_MARK = "\ufeff"
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 KINDS = {type(None): "no value", bool: "true or false", int: "a number", float: "a number", str: "text"}
@@ -83,7 +85,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(path) as stream:
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{path}:{number}: the line is longer than {LONGEST_LINE:,} bytes")
                 yield number, _decode(line, f"{path}:{number}", first=number == 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error
@@ -107,8 +111,9 @@ def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
                 for record in batch.to_pylist():
                     row += 1
                     yield row, record
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: not a valid Parquet file after row {row} ({error})") from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a valid Parquet file after row {row} ({reason})") from error
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:

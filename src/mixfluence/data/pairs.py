@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.data.columns import ColumnMap, Per, RecordReader
-from mixfluence.data.files import read_lines, read_records
+from mixfluence.data.files import LONGEST_LINE, read_lines, read_records
 from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.errors import DataError
 
 EXTENSIONS = (".jsonl", ".csv", ".tsv", ".jsonl.gz", ".csv.gz", ".tsv.gz", ".parquet")
-LONGEST_FIELD = 2**31 - 1  # the most that every platform accepts
 
 # Where a record was found, for messages, and its value.
 Record = tuple[str, Any]
@@ -99,7 +98,7 @@ def _table_record(header: list[str], values: list[str], where: str) -> dict[str,
 @contextmanager
 def _long_fields() -> Iterator[None]:
     """Lift the csv module's limit of 131,072 characters a field, which long documents pass."""
-    before = csv.field_size_limit(LONGEST_FIELD)
+    before = csv.field_size_limit(LONGEST_LINE)
     try:
         yield
     finally:

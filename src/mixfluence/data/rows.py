@@ -8,6 +8,7 @@ is found again by the path, size and time of its sources and by the reader's opt
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from datasets import Dataset, concatenate_datasets
 
 from mixfluence.atomic import replacing, write_text
 from mixfluence.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     {
@@ -103,28 +106,45 @@ def convert_content(content: str, read: Callable[[list[str]], Iterable[Row]]) ->
 
 def _convert(key: str, source: str, read: Callable[[list[str]], Iterable[Row]]) -> RowSet:
     path = cache_root() / "rows" / f"{xxhash.xxh3_128_hexdigest(key.encode())}.arrow"
+    if converted := _open(path):
+        return converted
+    notes: list[str] = []
+    write_rows(read(notes), path)
+    dataset = Dataset.from_file(str(path))
+    if len(dataset) == 0:
+        path.unlink()
+        raise DataError(f"{source}: no training row in it")
+    content = fingerprint(dataset)
+    write_text(path.with_suffix(".json"), json.dumps({"fingerprint": content, "notes": notes}))
+    return RowSet(dataset, content, tuple(notes))
+
+
+def _open(path: Path) -> RowSet | None:
+    """Return rows that were converted before; None if they were not, or are damaged and have to be converted again."""
     facts = path.with_suffix(".json")
-    if not facts.exists():
-        notes: list[str] = []
-        write_rows(read(notes), path)
-        dataset = Dataset.from_file(str(path))
-        if len(dataset) == 0:
-            path.unlink()
-            raise DataError(f"{source}: no training row in it")
-        write_text(facts, json.dumps({"fingerprint": fingerprint(dataset), "notes": notes}))
-    known = json.loads(facts.read_text(encoding="utf-8"))
-    return RowSet(Dataset.from_file(str(path)), known["fingerprint"], tuple(known["notes"]))
+    try:
+        known = json.loads(facts.read_text(encoding="utf-8"))
+        return RowSet(Dataset.from_file(str(path)), known["fingerprint"], tuple(known["notes"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s: damaged, reading the data again (%s)", path, error)
+        return None
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """Stream rows into an Arrow file that appears under its name only when it is complete."""
-    with (
-        replacing(path) as temporary,
-        pa.OSFile(str(temporary), "wb") as sink,
-        pa.ipc.new_stream(sink, SCHEMA) as writer,
-    ):
-        for batch in _batches(rows):
-            writer.write_batch(pa.record_batch(_columns(batch), schema=SCHEMA))
+    try:
+        with (
+            replacing(path) as temporary,
+            pa.OSFile(str(temporary), "wb") as sink,
+            pa.ipc.new_stream(sink, SCHEMA) as writer,
+        ):
+            for batch in _batches(rows):
+                writer.write_batch(pa.record_batch(_columns(batch), schema=SCHEMA))
+    except OSError as error:
+        # Arrow does not say which file it could not write.
+        raise OSError(error.errno, os.strerror(error.errno or 0), error.filename or str(path)) from error
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:

@@ -8,6 +8,7 @@ keyed by the rows' content and by what the tokenizer does: its definition, promp
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -30,6 +31,8 @@ from mixfluence.data.layout import Side, Tokeniser
 from mixfluence.data.rows import RowSet, cache_root
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 CACHE_VERSION = 1
 ROWS_PER_CHUNK = 500
@@ -67,17 +70,29 @@ def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Adva
     }
     key = "-".join([str(CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
     folder = cache_root() / "tokens" / xxhash.xxh3_128_hexdigest(key.encode())
-    if not (folder / "manifest.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
-        try:
-            _Builder(rows, temporary).build(sides, advance)
-            _publish(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    else:
+    if tokenised := _open(folder):
         advance(len(rows))
+        return tokenised
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+    try:
+        _Builder(rows, temporary).build(sides, advance)
+        _publish(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return TokenisedRows(folder)
+
+
+def _open(folder: Path) -> TokenisedRows | None:
+    """Return token ids that are there already; None if they are not, or were damaged and are now removed."""
+    if not folder.exists():
+        return None
+    try:
+        return TokenisedRows(folder)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s: damaged, tokenising again (%s)", folder, error)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
 
 
 class _Builder:

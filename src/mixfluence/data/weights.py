@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -11,18 +12,21 @@ from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
 from mixfluence.run_folder import TRACE_FILE, WEIGHTS_FILE, read_trace
 
+LARGEST = 1e30
+
 
 def read_weights(path: Path) -> dict[str, float]:
     """Read the weights that an earlier run wrote, or that somebody wrote by hand."""
     try:
         weights = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a file of weights ({error})") from error
     if not isinstance(weights, dict) or not weights:
         raise DataError(f"{path}: expected a mapping of dataset name to number")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise DataError(f"{path}: the weight of {name!r} is {weight!r}, expected a number")
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not 0 <= weight <= LARGEST:
+            raise DataError(f"{path}: the weight of {name!r} is {reprlib.repr(weight)}, expected a number from 0 on")
     return weights
 
 

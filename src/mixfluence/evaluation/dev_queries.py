@@ -70,6 +70,6 @@ def _parse(path: Path, number: int, line: str) -> DevQuery:
         row = json.loads(line)
         query, positive, other = (str(row[name]) for name in ("query", "positive", "other"))
         rank, among, margin, ndcg = int(row["rank"]), int(row["among"]), float(row["margin"]), float(row["ndcg"])
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
         raise DataError(f"{path}:{number}: not a line of dev queries ({problem!r})") from problem
     return DevQuery(query, positive, other, rank, among, margin, ndcg)

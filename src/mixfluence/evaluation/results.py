@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,13 +58,19 @@ def read_evaluation(path: Path) -> Evaluation:
     if not path.is_file():
         raise DataError(f"{path}: no such file of per-query scores")
     per_query = {}
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                per_query[row["query_id"]] = {measure: float(row[measure]) for measure in MEASURES}
-            except (ValueError, KeyError, TypeError) as problem:
+                per_query[row["query_id"]] = {measure: _finite(row[measure]) for measure in MEASURES}
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
                 raise DataError(f"{path}:{number}: not a line of per-query scores ({problem!r})") from problem
     if not per_query:
         raise DataError(f"{path}: holds no queries")
     return Evaluation(unquote(path.name.removesuffix(_SUFFIX)), per_query)
+
+
+def _finite(score: float) -> float:
+    if not math.isfinite(float(score)):
+        raise ValueError(f"a score of {score}")
+    return float(score)

@@ -17,7 +17,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Aggregate, Influences
 from mixfluence.influence.learner import Learner, refuse_single_rows
 from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
-from mixfluence.influence.preserve import surroundings, way_back
+from mixfluence.influence.preserve import memory_named, surroundings, way_back
 from mixfluence.influence.reptile import Reptile
 from mixfluence.influence.snapshot import Snapshot
 from mixfluence.influence.steps import refuse_without_moments
@@ -108,6 +108,7 @@ class Aligner:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
+    @memory_named("strategy.alignment", "leave lookahead off")
     def measure(
         self,
         datasets: Sequence[int],
@@ -128,6 +129,9 @@ class Aligner:
 
         Returns:
             The alignments, on a single target that stands for all: only the mean over targets is known.
+
+        Raises:
+            RecipeError: If the memory of the device is not enough; then everything is as it was before.
         """
         compare = self._compare_ahead if self._alignment.lookahead else self._compare
         with surroundings(self._learner.modules), _gradients_apart(self._learner.modules):

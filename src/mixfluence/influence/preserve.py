@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mixfluence.errors import RecipeError
 from mixfluence.influence.snapshot import Snapshot
 
 # Part of the greatest learning rate below which `floored` probes do not go.
@@ -42,6 +43,23 @@ def surroundings(modules: nn.Module) -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def memory_named(section: str, remedy: str) -> Iterator[None]:
+    """Turn a lack of memory into one error that says what to lower.
+
+    Nothing is tried again with less: a smaller batch has fewer negatives, so it would measure something else.
+
+    Args:
+        section: The part of the recipe that decides how datasets are measured.
+        remedy: What else helps.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        sizes = f"{section}.batch_size or {section}.dev_batch_size"
+        raise RecipeError(f"out of memory while measuring datasets: lower {sizes}, or {remedy}") from error
 
 
 @contextmanager

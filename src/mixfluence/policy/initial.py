@@ -37,8 +37,9 @@ class Temperature:
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
         """Return log(size) / tau, shifted so that the largest is 0."""
-        logits = np.log(np.fromiter(sizes.values(), dtype=np.float64)) / self.tau
-        return np.asarray(logits - logits.max())
+        sizes_log = np.log(np.fromiter(sizes.values(), dtype=np.float64))
+        with np.errstate(over="ignore"):  # minus infinity: at a temperature of almost 0 only the largest is drawn
+            return np.asarray((sizes_log - sizes_log.max()) / self.tau)
 
 
 UNIFORM = Temperature(math.inf)

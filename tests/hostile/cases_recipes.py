@@ -1,0 +1,78 @@
+"""Recipes that cannot work, and changes of them on the command line."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from tests.hostile.workplace import Case
+
+CHECK = "recipes check recipe.yaml"
+# Nine values, and eight times nine times as many.
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n" for before, after in pairwise("abcdefghi")
+)
+STRATEGY = "dev: [dev]\nstrategy: "
+
+
+def endless(folder: Path) -> None:
+    (folder / "recipe.yaml").symlink_to("/dev/zero")
+
+
+def whole(what: str, content: str | bytes) -> Case:
+    return Case(what, CHECK, files={"recipe.yaml": content})
+
+
+def change(what: str, old: str, new: str) -> Case:
+    return Case(what, CHECK, recipe={old: new})
+
+
+def words(what: str, command: str) -> Case:
+    return Case(what, f"{CHECK} {command}")
+
+
+CASES = [
+    Case("no such file", "train absent.yaml"),
+    Case("a folder", "train data"),
+    whole("an empty file", ""),
+    whole("a list", "- name: x\n"),
+    whole("bytes that are not UTF-8", b"name: x\nseed: \xff\xfe\n"),
+    whole("a NUL byte", b"name: a\x00b\n"),
+    whole("aliases of aliases (a billion laughs)", LAUGHS),
+    whole("an alias of itself", "name: &a [*a]\n"),
+    whole("5,000 brackets, one in the other", "[" * 5000),
+    whole("20 million characters", "# " + "x" * 20_000_000),
+    Case("a device without end", CHECK, files={"recipe.yaml": None}, arrange=endless),
+    change("a bracket that is not closed", "train: [near, far]", "train: [near, far"),
+    change("a tab as indentation", "  steps: 4", "\tsteps: 4"),
+    change("a tag that would run a program", "name: tiny", "name: !!python/object/apply:os.system [ls]"),
+    change("a misspelt key", "  steps: 4", "  stepz: 4"),
+    change("a key twice", "name: tiny", "name: tiny\nname: twice"),
+    change("a key that is a list", "name: tiny", "name: tiny\n? [a, b]\n: 1"),
+    change("a text for a number", "steps: 4", "steps: many"),
+    change("a number of 5,000 digits", "steps: 4", f"steps: {'9' * 5000}"),
+    change("a number beyond all machines", "steps: 4", "steps: 99999999999999999999"),
+    change("a month that there is not", "name: tiny", "name: !!timestamp 2020-99-99"),
+    change("a seed below 0", "name: tiny", "name: tiny\nseed: -1"),
+    change("a learning rate that is not a number", "steps: 4", "steps: 4\n  learning_rate: .nan"),
+    change("an infinite learning rate", "steps: 4", "steps: 4\n  learning_rate: .inf"),
+    change("hard negatives by the billion", "steps: 4", "steps: 4\n  hard_negatives: 9000000000"),
+    change("a weight below 0", "dev: [dev]", STRATEGY + "{init: {weights: {near: -1, far: 1}}}"),
+    change("weights that are all 0", "dev: [dev]", STRATEGY + "{init: {weights: {near: 0, far: 0}}}"),
+    change("an unknown sampler", "dev: [dev]", STRATEGY + "inf-dss"),
+    change("a sampler that needs a dev set, and none", "dev: [dev]", "strategy: inf-dds"),
+    change("a dataset twice", "train: [near, far]", "train: [near, near]"),
+    change("lists in a list of datasets", "train: [near, far]", "train: [[near], far]"),
+    change("an unknown format", "format: pairs", "format: piars"),
+    change("a data file that is not there", "near, far", "near, fra"),
+    change("a path of 300 letters", "near, far", f"near, {'n' * 300}"),
+    change("a recipe that extends itself", "name: tiny", "name: tiny\nextends: ./recipe.yaml"),
+    change("a recipe that extends a list", "name: tiny", "name: tiny\nextends: [a]"),
+    words("a change without a value", "training.steps"),
+    words("a change that is not YAML", "'training.steps=[1'"),
+    words("a change below a list", "train.near.split=all"),
+    words("a change of 5,000 brackets", f"'name={'[' * 5000}'"),
+    Case("an argument that the host does not know", recipe={"steps: 4": "steps: 4\n  host: {max_step: 3}"}),
+    Case("more epochs than allowed", recipe={"dev: [dev]": STRATEGY + "{max_epochs: 0.1}"}),
+    Case("a floor too high", recipe={"dev: [dev]": STRATEGY + "{floor: 0.9}"}),
+]

@@ -1,0 +1,160 @@
+"""A small place to do wrong in: a recipe, its data, a model and a finished run, and the command line upon them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import resource
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mixfluence.cli import main
+
+RECIPE = """\
+name: tiny
+model: {name: model}
+defaults: {format: pairs, path: "data/{name}.jsonl"}
+train: [near, far]
+dev: [dev]
+test: [test]
+training:
+  steps: 4
+  batch_size: 4
+  save_every: 2
+output: run
+"""
+# What stands for any text in an expected message: reasons that other packages or the system give.
+ANYTHING = "…"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that is wrong. What a user is told stands in the table of docs/BAD-INPUT.md, and only there.
+
+    Attributes:
+        what: What is wrong, as the table says it.
+        command: Words after `mixfluence`.
+        recipe: Texts of the recipe that are replaced by others.
+        files: Files that are written, with their content; None takes the file or folder away.
+        arrange: Anything else that has to be done in the folder.
+        environment: Variables that are set.
+        missing: A package that is not installed.
+        disk: How many bytes a file may have before the disk is full.
+        code: How the program ends.
+    """
+
+    what: str
+    command: str = "train recipe.yaml"
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | bytes | None] = field(default_factory=dict)
+    arrange: Callable[[Path], object] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    missing: str | None = None
+    disk: int | None = None
+    code: int = 2
+
+
+def write_workplace(folder: Path, model: Path) -> None:
+    """Write a recipe that works, with its data; the model is linked."""
+    (folder / "data").mkdir(parents=True)
+    for number, name in enumerate(("near", "far", "dev", "test")):
+        rows = [[f"w{20 * number + i} w{i}", f"w{100 + 20 * number + i}"] for i in range(12)]
+        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    (folder / "recipe.yaml").write_text(RECIPE, "utf-8")
+    (folder / "model").symlink_to(model)
+
+
+def prepare(case: Case, folder: Path) -> None:
+    """Do what is wrong."""
+    path = folder / "recipe.yaml"
+    for old, new in case.recipe.items():
+        text = path.read_text("utf-8")
+        assert old in text, f"{old!r} is not in the recipe"
+        path.write_text(text.replace(old, new), "utf-8")
+    for name, content in case.files.items():
+        _put(folder / name, content)
+    if case.arrange:
+        case.arrange(folder)
+
+
+def _put(path: Path, content: str | bytes | None) -> None:
+    if path.is_symlink():
+        path.unlink()
+    elif content is None and path.is_dir():
+        shutil.rmtree(path)
+    elif content is None:
+        path.unlink()
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def own_model(folder: Path) -> Path:
+    """Replace the link to the model by a copy of it, which may be damaged."""
+    model = folder / "model"
+    target = model.resolve()
+    model.unlink()
+    shutil.copytree(target, model)
+    return model
+
+
+def run_program(case: Case, folder: Path) -> int:
+    """Run the command line in this process and return its exit code; anything but an orderly end comes through."""
+    with _as_program(case, folder), pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+@contextmanager
+def _as_program(case: Case, folder: Path) -> Iterator[None]:
+    """Put back what a program may change for itself and a test may not."""
+    ours = logging.getLogger("mixfluence")
+    before = ours.level, ours.handlers, ours.propagate
+    place, words, environment = Path.cwd(), sys.argv, dict(os.environ)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    modules = {name: sys.modules[name] for name in list(sys.modules) if case.missing in (name, name.split(".")[0])}
+    try:
+        os.chdir(folder)
+        os.environ.update(case.environment)
+        sys.argv = ["mixfluence", *shlex.split(case.command)]
+        if case.missing:
+            sys.modules |= dict.fromkeys([case.missing, *modules])  # type: ignore[arg-type]
+        if case.disk is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (case.disk, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if case.missing:
+            del sys.modules[case.missing]
+        sys.modules |= modules
+        os.chdir(place)
+        sys.argv = words
+        os.environ.clear()
+        os.environ.update(environment)
+        ours.setLevel(before[0])
+        ours.handlers, ours.propagate = before[1:]
+
+
+def told(errors: str, folder: Path) -> str:
+    """Return the one line of an error, the last that was printed, without the folder that it happened in."""
+    # A progress bar goes back to the start of its line.
+    lines = "\n" + errors.replace(f"{folder}/", "./").replace("\r", "\n").rstrip("\n")
+    _, found, message = lines.rpartition("\nerror: ")
+    assert found, errors
+    assert "\n" not in message, f"more than one line: {message}"
+    return message
+
+
+def fits(message: str, expected: str) -> bool:
+    """Return whether a message is the expected one."""
+    pattern = ".*".join(map(re.escape, expected.split(ANYTHING)))
+    return re.fullmatch(pattern, message) is not None
