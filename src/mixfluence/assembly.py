@@ -150,7 +150,10 @@ def training_arguments(
             near = get_close_matches(name, set(known) - set(own), n=1)
             reason = "is set by the recipe's own keys" if name in own else "is no argument of the host's trainer"
             raise RecipeError(f"training.host: {name!r} {reason}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return SentenceTransformerTrainingArguments(**own | training.host)
+    try:
+        return SentenceTransformerTrainingArguments(**own | training.host)
+    except (TypeError, ValueError, ImportError) as error:
+        raise RecipeError(f"training.host: {str(error).splitlines()[0] if str(error) else error!r}") from error
 
 
 def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -105,7 +105,7 @@ def run(
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in stages.items()}
     facts = {
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
-        "probing": {name: final.probing[name] for name in ("rounds", "parameter_sizes")},
+        "probing": {name: final.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "stages": stages,
         "tests": {name: _describe_task(task) for name, task in tasks.items()},
     }

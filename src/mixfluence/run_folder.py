@@ -25,7 +25,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         trace = [json.loads(line) for line in lines[:-1] if line]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not the trace of a run ({error})") from error
     if not all(isinstance(line, dict) for line in trace):
         raise DataError(f"{path}: not the trace of a run (a line is no mapping)")

@@ -53,7 +53,7 @@ def _end(code: int, message: str | None = None) -> NoReturn:
     """End the program, the processes of a group at once: threads of the group abort those that take their time."""
     if message:
         errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         errors.show_cursor()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -115,7 +115,7 @@ def _read_record(path: Path) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not the record of a run ({error})") from error
     if not isinstance(record, dict):
         raise DataError(f"{path}: not the record of a run")

@@ -66,10 +66,13 @@ def damage(checkpoint: Path) -> str | None:
     """
     if reason := _damage_of_files(checkpoint):
         return reason
-    state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    if not state.get("best_model_checkpoint"):
-        return None
-    best = checkpoint.with_name(Path(state["best_model_checkpoint"]).name)
+    try:
+        best_of = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["best_model_checkpoint"]
+        if not best_of:
+            return None
+        best = checkpoint.with_name(Path(best_of).name)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        return f"its {TRAINER_STATE_NAME} cannot be read ({_first_line(error)})"
     reason = None if best == checkpoint else _damage_of_files(best)
     return f"its best checkpoint so far, {best.name}, cannot be used: {reason}" if reason else None
 
@@ -143,6 +146,15 @@ def half_written_named(trainer: MixtureTrainer) -> Iterator[None]:
         raise OSError(reason) from error
 
 
+@contextmanager
+def state_understood(folder: Path | str) -> Iterator[None]:
+    """Turn whatever a state that no run has written leads to into one error."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{folder}: not the checkpoint of this mixture ({type(error).__name__}: {error})") from error
+
+
 def unlogged_loss(trainer: MixtureTrainer) -> dict[str, Any]:
     """Return what the host has added up since it last logged: of every process the loss, and the step of that log."""
     losses = trainer.accelerator.gather(trainer._tr_loss.reshape(1)).tolist()
@@ -168,7 +180,7 @@ def _damage_of_files(checkpoint: Path) -> str | None:
                 return f"{name} is not as it was written"
     except FileNotFoundError:
         return "it was not written to its end"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
     return None
 

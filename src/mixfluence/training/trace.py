@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.atomic import sync, write_text
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.influence import Influences
 from mixfluence.run_folder import read_trace
 from mixfluence.training.checkpoints import (
@@ -98,8 +98,13 @@ class MixtureCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add a line to the trace with the loss."""
+        """Add a line to the trace with the loss, or end a run whose loss is none."""
         if logs and "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise MixfluenceError(
+                    f"the loss was {logs['loss']} by step {state.global_step}: lower the learning rate, or look at "
+                    "what was drawn last; checkpoints from before are kept"
+                )
             self._tell(state, {name: logs[name] for name in ("loss", "learning_rate") if name in logs})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -179,11 +184,12 @@ def seconds_until(path: Path, step: int) -> float:
 
 
 def probing_cost(path: Path) -> dict[str, float]:
-    """Return what the probes in a trace cost: rounds, seconds, and the most memory in parameter sizes."""
+    """Return what the probes in a trace cost: rounds, seconds, probes that failed, most memory in parameter sizes."""
     updates = [line["update"] for line in read_trace(path) if "update" in line]
     return {
         "rounds": len(updates),
         "seconds": sum(update["seconds"] for update in updates),
+        "failed": sum(len(update["failed"]) for update in updates),
         "parameter_sizes": max((update["memory"] for update in updates), default=0.0),
     }
 
@@ -192,7 +198,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Read our part of a checkpoint."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder / STATE_FILE}: not the checkpoint of a mixture ({error})") from error
     return state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from mixfluence.influence import relative_rate
 from mixfluence.strategies import Static, Strategy
 from mixfluence.training.batches import Collator, MixtureRows, PlacedLoader
 from mixfluence.training.card import add_mixture_section
-from mixfluence.training.checkpoints import half_written_named, newest_whole, refuse_damaged
+from mixfluence.training.checkpoints import half_written_named, newest_whole, refuse_damaged, state_understood
 from mixfluence.training.compiling import compile_encoder
 from mixfluence.training.draws import batch_sizes, build_sampler, fixed_settings, prompts_of
 from mixfluence.training.packing import Packing, learn_packing, left_as_found
@@ -134,9 +135,13 @@ class MixtureTrainer(SentenceTransformerTrainer):
         elif resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)
             refuse_damaged(checkpoint)
-        self.resumed = self._load_state(checkpoint) if checkpoint else None
+        with state_understood(checkpoint or self.args.output_dir):
+            self.resumed = self._load_state(checkpoint) if checkpoint else None
         with shape_free_attention(), left_as_found(self.model), half_written_named(self):
-            return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **host_options)
+            try:
+                return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **host_options)
+            except (UnpicklingError, EOFError) as error:
+                raise DataError(f"{checkpoint}: not a checkpoint of the host's ({error})") from error
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
@@ -153,9 +158,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
             dev = self._tokenise(self.dev)
             self._rounds = ProbeRounds(self, self.strategy, tokenised, dev, negatives, collate)
         if self.resumed:
-            self.sampler.load_state_dict(self.resumed["sampler"], skip=not self.args.ignore_data_skip)
-            if self._rounds:
-                self._rounds.load_state_dict(self.resumed["rounds"])
+            with state_understood(self.args.output_dir):
+                self.sampler.load_state_dict(self.resumed["sampler"], skip=not self.args.ignore_data_skip)
+                if self._rounds:
+                    self._rounds.load_state_dict(self.resumed["rounds"])
         # Not handed to accelerate: the sampler gives each process its share itself, and accelerate would
         # read one batch ahead, which delays new weights by a step.
         return PlacedLoader(
