@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -122,12 +123,17 @@ def _as_program(case: Case, folder: Path) -> Iterator[None]:
     place, words, environment = Path.cwd(), sys.argv, dict(os.environ)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     modules = {name: sys.modules[name] for name in list(sys.modules) if case.missing in (name, name.split(".")[0])}
+    users = {
+        name: module for name, module in sys.modules.items() if case.missing and _uses(name, module, case.missing)
+    }
     try:
         os.chdir(folder)
         os.environ.update(case.environment)
         sys.argv = ["mixfluence", *shlex.split(case.command)]
         if case.missing:
             sys.modules |= dict.fromkeys([case.missing, *modules])  # type: ignore[arg-type]
+            for name in users:
+                del sys.modules[name]
         if case.disk is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (case.disk, limits[1]))
         yield
@@ -135,13 +141,19 @@ def _as_program(case: Case, folder: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if case.missing:
             del sys.modules[case.missing]
-        sys.modules |= modules
+        sys.modules |= modules | users
         os.chdir(place)
         sys.argv = words
         os.environ.clear()
         os.environ.update(environment)
         ours.setLevel(before[0])
         ours.handlers, ours.propagate = before[1:]
+
+
+def _uses(name: str, module: ModuleType, package: str) -> bool:
+    """Return whether a module of ours has taken something from a package when it was imported."""
+    taken = (getattr(value, "__module__", None) or "" for value in vars(module).values())
+    return name.startswith("mixfluence.") and any(str(place).split(".")[0] == package for place in taken)
 
 
 def told(errors: str, folder: Path) -> str:
