@@ -23,8 +23,8 @@ demo: setup ## adapt an encoder to a library's documentation and print the table
 test: setup lint browser ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup ## a soak of 200 killed and resumed runs (about 12 minutes)
-	$(BIN)/python -m pytest -n 0 -s -m soak tests/resume
+test-slow: setup ## a soak of 200 killed and resumed runs, and a job of two processes (about 14 minutes)
+	$(BIN)/python -m pytest -n 0 -s -m soak
 
 browser: ## Debian's chromium, in which report pages are tested; installed if that is allowed
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \

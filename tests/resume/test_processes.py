@@ -20,7 +20,7 @@ import pytest
 from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
 from tests.resume.crashes import Moment, assert_same_result, in_probe, in_step, write_recipe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 PROMPTLY = 60.0
 
