@@ -3,7 +3,7 @@
 A token cache is made up on disk: 32 datasets of the same size, one token per text, no two texts alike. Every size is
 measured in a process of its own; memory is what the process holds beyond the mapped files.
 
-    python benchmarks/sampler_scale.py --rows 1000000 10000000 100000000 --scratch /tmp/scale
+    python benchmarks/sampler_scale.py --rows 1000000 10000000 100000000 --scratch DIR
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mixfluence.config.files import MOST_CHARACTERS, load_recipe
+from mixfluence.config.recipe import Recipe
 from mixfluence.data.beir import read_grades
 from mixfluence.data.files import LONGEST_LINE, read_jsonl, read_lines
 from mixfluence.data.pairs import read_pairs
@@ -121,7 +122,7 @@ def test_any_text_is_a_recipe_or_an_error(text: str, place: Path) -> None:
     path = place / "recipe.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with our_errors_only():
-        load_recipe(path)
+        assert isinstance(load_recipe(path), Recipe)
 
 
 @quickly
@@ -129,7 +130,7 @@ def test_any_text_is_a_recipe_or_an_error(text: str, place: Path) -> None:
 def test_any_bytes_are_a_recipe_or_an_error(content: bytes, changed: list[tuple[int, int]], place: Path) -> None:
     for file in (write(place / "any.yaml", content, []), write(place / "near.yaml", RECIPE.encode(), changed)):
         with our_errors_only():
-            load_recipe(file, files_may_be_missing=True)
+            assert isinstance(load_recipe(file, files_may_be_missing=True), Recipe)
 
 
 @quickly
@@ -137,7 +138,7 @@ def test_any_bytes_are_a_recipe_or_an_error(content: bytes, changed: list[tuple[
 def test_any_change_is_made_or_an_error(overrides: list[str], place: Path) -> None:
     (place / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     with our_errors_only():
-        load_recipe(place / "recipe.yaml", overrides, files_may_be_missing=True)
+        assert isinstance(load_recipe(place / "recipe.yaml", overrides, files_may_be_missing=True), Recipe)
 
 
 def json_lines(data: list[Any]) -> bytes:
@@ -205,7 +206,7 @@ def test_any_file_of_a_run_is_read_or_an_error(
 ) -> None:
     file = write(place / ".jsonl", json_lines([data]), changed)
     with our_errors_only(file):
-        read(file)
+        assert read(file) is not None
 
 
 @quickly

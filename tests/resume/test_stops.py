@@ -61,9 +61,11 @@ def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_from_it(
     finish(recipe, tmp_path / "run", whole)
 
 
+@pytest.mark.soak
 def test_a_signal_that_ends_workers_is_no_failure(whole_run: Whole, tmp_path: Path) -> None:
     recipe, whole = whole_run("static", accumulation=4, workers=2)
     stop(recipe, tmp_path / "run", signal.SIGTERM, alone=False)
+    assert not (tmp_path / "run" / "record.json").exists()
     finish(recipe, tmp_path / "run", whole)
 
 

@@ -98,7 +98,7 @@ def learn_packing(
     try:
         with torch.no_grad(), precision:
             return _try_out(model, columns, layouts)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         logger.info("texts are padded: %s", error)
         return None
     finally:
@@ -180,7 +180,7 @@ def packed_attention(
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output
     if asked := [name for name in UNKNOWN if others.get(name) is not None]:
-        raise NotImplementedError(f"attention with {asked[0]} needs padding")
+        raise ValueError(f"attention with {asked[0]} needs padding")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     attend = _flash if query.is_cuda else _masked
     return attend(query, key, value, cu_seq_lens_q, max_length_q, dropout, causal, scaling)[None], None
