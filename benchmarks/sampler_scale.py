@@ -31,10 +31,10 @@ def write_cache(folder: Path, rows: int, number: int) -> None:
     layout = asdict(TokenLayout(True, 0, False, [], {}))
     facts = {"distinct_positives": rows, "least_negatives": 0, "has_scores": False}
     (folder / "manifest.json").write_text(json.dumps({"query": layout, "document": layout, **facts}))
-    for place, side in enumerate(("query", "document")):
+    for place, (side, stem) in enumerate([("query", "anchor"), ("document", "passage")]):
         first = (2 * number + place) * rows
         keys = (np.arange(first, first + rows, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        np.save(folder / f"{side}_keys.npy", keys)
+        np.save(folder / f"{stem}_keys.npy", keys)
         np.save(folder / f"{side}_starts.npy", np.arange(rows + 1, dtype=np.int64))
         np.zeros(rows, np.int32).tofile(folder / f"{side}_ids.bin")
     np.save(folder / "anchors.npy", np.arange(rows, dtype=np.int32))

@@ -1,6 +1,6 @@
 """What a round says, from raw metric values to one influence per dataset.
 
-- Mean, relative and worst are what one computes by hand.
+- Mean, relative and worst are what one computes by hand, and the same where a device computes them.
 - The standard error is that of the distance from the mean of all datasets, over queries: what a bootstrap finds.
   What a query is like for all datasets alike does not count, and a single query tells nothing.
 - Better is positive, whichever way the metric points.
@@ -14,10 +14,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from mixfluence.influence import Influences
-from mixfluence.influence.influences import Aggregate, Array, gather
+from mixfluence.influence.influences import Aggregate, Array, combined_gain, gather
 
 AGGREGATES: list[Aggregate] = ["mean", "relative", "worst"]
 
@@ -51,6 +52,17 @@ def test_mean_relative_and_worst_are_what_one_computes_by_hand(two_targets: Infl
     relative = np.array([[1 / 4, 0.5 / 0.5], [2 / 4, -0.5 / 0.5], [3 / 4, 0]])
     assert two_targets.combine("relative")[0] == pytest.approx(relative.mean(axis=1))
     assert two_targets.combine("worst")[0] == pytest.approx([1 / 4, -1, 0])
+
+
+@pytest.mark.parametrize("how", AGGREGATES)
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("base", [(4.0, 0.001, -0.5), (0.0, 0.0, 0.0)], ids=["unequal", "solved"])
+def test_a_device_finds_the_same_without_the_host(how: Aggregate, sign: int, base: tuple[float, ...]) -> None:
+    before = [np.full(queries, value) for value, queries in zip(base, (5, 7, 3), strict=True)]
+    after = [values + noisy(1, len(values), seed)[0] for seed, values in enumerate(before)]
+    expected = gather([0], ["a", "b", "c"], before, [after], sign).combine(how)[0]
+    looks = [[torch.from_numpy(values) for values in side] for side in (before, after)]
+    assert combined_gain(looks[0], looks[1], how, sign).item() == pytest.approx(expected[0])
 
 
 def test_errors_are_what_one_computes_by_hand(two_targets: Influences) -> None:

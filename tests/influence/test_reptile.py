@@ -56,7 +56,7 @@ def followed(
     for influence, end in zip(influences, probes, strict=True):
         for parameter, value in zip(parameters, end, strict=True):
             parameter.copy_(value)
-        displacement.add(parameters, influence)
+        displacement.add(parameters, torch.tensor(influence, dtype=torch.float64))
         for parameter, value in zip(parameters, start(), strict=True):
             parameter.copy_(value)
     displacement.apply(parameters, alpha)
@@ -149,7 +149,7 @@ def test_one_copy_of_the_parameters_is_kept(probes: int) -> None:
     parameters = start()
     displacement = Displacement(parameters, start(), "softmax", 1.0)
     for end in ends(probes):
-        displacement.add(end, 0.1)
+        displacement.add(end, torch.tensor(0.1))
     assert displacement.bytes == sum(tensor.nbytes for tensor in parameters)
     held = [tensor for value in vars(displacement).values() if isinstance(value, list) for tensor in value]
     assert len(held) == 2 * len(SHAPES), "the running sum, and the start that somebody else keeps"
@@ -177,7 +177,7 @@ def test_the_literal_rate_moves_no_weight_by_more_than_rounding() -> None:
     ways = {}
     for name in ("literal", "relative"):
         displacement = Displacement(weights, weights, "softmax", math.inf)
-        displacement.add([moved[0].clone()], 0.1)
+        displacement.add([moved[0].clone()], torch.tensor(0.1))
         after = [weights[0].clone()]
         displacement.apply(after, Reptile(name).alpha(rate, 1.0))
         ways[name] = (after[0] - weights[0]).abs().max().item()

@@ -34,7 +34,7 @@ from mixfluence.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 ROWS_PER_CHUNK = 500
 # A worker must earn its start.
 CHUNKS_PER_WORKER = 2
@@ -135,11 +135,11 @@ class _Builder:
             scores.append(_flat_scores(batch["scores"], sizes[-1], start))
         self.starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
         numbers, self.first = {}, {}
-        for side in keys:
-            numbers[side], self.first[side], distinct = _number(np.concatenate(keys[side]))
-            np.save(self.folder / f"{side}_keys.npy", distinct)
-        np.save(self.folder / "anchors.npy", numbers["query"])
-        np.save(self.folder / "passages.npy", numbers["document"])
+        for side, stem in ("query", "anchor"), ("document", "passage"):
+            found = np.concatenate(keys[side])
+            numbers[side], self.first[side] = _number(found)
+            np.save(self.folder / f"{stem}_keys.npy", found)
+            np.save(self.folder / f"{stem}s.npy", numbers[side])
         np.save(self.folder / "passage_starts.npy", self.starts)
         has_scores = any(np.isfinite(part).any() for part in scores)
         if has_scores:
@@ -218,15 +218,14 @@ def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int
     return np.array(flat, np.float32)
 
 
-def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.uint64]]:
-    """Number distinct keys by first use; also return which entries are first uses and the distinct keys."""
+def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Number distinct keys by first use; also return which entries are first uses."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
+    rank = np.empty(len(first), np.int32)
+    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
     is_first = np.zeros(len(keys), bool)
     is_first[first] = True
-    return rank[inverse], is_first, keys[first[order]]
+    return rank[inverse], is_first
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -19,11 +19,10 @@ Positions = NDArray[np.int64]
 
 
 class TokenTable:
-    """Token ids of the distinct texts of one side, and a key per text by which equal texts are known."""
+    """Token ids of the distinct texts of one side."""
 
     def __init__(self, folder: Path, side: str, layout: TokenLayout) -> None:
         self.layout = layout
-        self.keys: NDArray[np.uint64] = _open(folder / f"{side}_keys.npy")
         self._starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
         # numpy cannot map an empty file, and a dataset of empty texts has no token on a static model.
         path, count = folder / f"{side}_ids.bin", int(self._starts[-1])
@@ -32,7 +31,7 @@ class TokenTable:
         )
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._starts) - 1
 
     def token_ids(self, positions: NDArray[np.integer[Any]]) -> list[NDArray[np.int32]]:
         """Return the token ids of the texts at these positions."""
@@ -61,6 +60,9 @@ class TokenisedRows:
         self.anchors: NDArray[np.int32] = _open(folder / "anchors.npy")
         self._passages: NDArray[np.int32] = _open(folder / "passages.npy")
         self._starts: NDArray[np.int64] = _open(folder / "passage_starts.npy")
+        # By place, not by text: a batch looks up as many as it has texts, each in memory that is in no cache.
+        self._anchor_keys: NDArray[np.uint64] = _open(folder / "anchor_keys.npy")
+        self._passage_keys: NDArray[np.uint64] = _open(folder / "passage_keys.npy")
         self._scores: NDArray[np.float32] | None = _open(folder / "scores.npy") if self.has_scores else None
 
     def __len__(self) -> int:
@@ -95,10 +97,12 @@ class TokenisedRows:
 
     def text_keys(self, rows: Positions, negatives: int) -> NDArray[np.uint64]:
         """Return one key per text of each row: anchor, positive, then negatives. Equal texts share a key."""
-        starts, ends = self._starts[rows], self._starts[rows + 1]
-        places = np.minimum(starts[:, None] + np.arange(1 + negatives), ends[:, None] - 1)
-        passages = self.documents.keys[self._passages[places]]
-        return np.concatenate([self.queries.keys[self.anchors[rows]][:, None], passages], axis=1)
+        if len(self._passage_keys) == len(self):
+            places = np.broadcast_to(rows[:, None], (len(rows), 1 + negatives))
+        else:
+            starts, ends = self._starts[rows], self._starts[rows + 1]
+            places = np.minimum(starts[:, None] + np.arange(1 + negatives), ends[:, None] - 1)
+        return np.concatenate([self._anchor_keys[rows][:, None], self._passage_keys[places]], axis=1)
 
 
 def _open(path: Path) -> Any:

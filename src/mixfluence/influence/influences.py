@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[np.float64]
 Aggregate = Literal["mean", "relative", "worst"]
+Numbers = TypeVar("Numbers", Array, Tensor)
 # Least metric of a target, in parts of the largest, that its gains are divided by.
 LEAST_SCALE = 0.01
 
@@ -53,7 +56,7 @@ class Influences:
                 the mean of gains divided by the metric before, where all count alike; `worst`, the relative
                 gain of the target that a dataset helps least or harms most.
         """
-        scale = np.ones(len(self.base)) if how == "mean" else self._scale()
+        scale = np.ones(len(self.base)) if how == "mean" else relative_scale(self.base)
         gains = self.on_targets() / scale
         errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
         if how == "worst":
@@ -61,10 +64,14 @@ class Influences:
             return gains[rows, worst], errors[rows, worst]
         return gains.mean(axis=1), np.sqrt((errors**2).sum(axis=1)) / len(self.targets)
 
-    def _scale(self) -> Array:
-        """Return the metric before, raised so that a target all but solved cannot outweigh the others."""
-        sizes = np.abs(self.base)
-        return np.maximum(sizes, LEAST_SCALE * sizes.max()) if sizes.any() else np.ones_like(sizes)
+
+def relative_scale(base: Numbers) -> Numbers:
+    """Return the metric before, raised so that a target all but solved cannot outweigh the others."""
+    sizes = abs(base)
+    raised: Numbers = sizes.clip(min=LEAST_SCALE * sizes.max())
+    # Where all are solved, gains count as they are.
+    scale: Numbers = raised + (raised == 0.0)
+    return scale
 
 
 def gather(
@@ -88,6 +95,22 @@ def gather(
         for target, values in enumerate(before)
     ]
     return Influences(positions[finite], positions[~finite], list(targets), base, gains)
+
+
+def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggregate, sign: int) -> Tensor:
+    """Return what `Influences.combine` would say of one dataset, without making the host wait for the device.
+
+    Args:
+        before: Values per query on each dev set before the probe.
+        after: The same after it.
+        how: As for `Influences.combine`.
+        sign: As for `gather`.
+    """
+    base, now = (torch.stack([values.double().mean() for values in looks]) for looks in (before, after))
+    gains = sign * (now - base)
+    if how != "mean":
+        gains = gains / relative_scale(base)
+    return gains.min() if how == "worst" else gains.mean()
 
 
 def _contrast_errors(gains: Array) -> Array:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence.influences import Aggregate, Influences, gather
+from mixfluence.influence.influences import Aggregate, Influences, combined_gain, gather
 from mixfluence.influence.learner import Learner, refuse_single_rows
 from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
 from mixfluence.influence.preserve import learning_rate, memory_named, surroundings, way_back
@@ -91,6 +91,7 @@ class Prober:
         self._probe = probe
         self._metric = metric
         self._reptile = reptile
+        self._sign = 1 if metric.higher_is_better else -1
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
@@ -132,7 +133,8 @@ class Prober:
                     self._train(stepper, batches(dataset), seed)
                     own.append(self._look(dev))
                     if follow:
-                        follow.add(self._parameters, self._gain(dev, before, own[-1]))
+                        gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
+                        follow.add(self._parameters, gain)
             after = self._gather_looks(len(datasets), before, own)
         if follow and self._reptile:
             if self._learner.world > 1:
@@ -179,11 +181,7 @@ class Prober:
     ) -> Influences:
         targets = [batch.target for batch in dev]
         first, *others = _to_host([before, *after])
-        return gather(datasets, targets, first, others, 1 if self._metric.higher_is_better else -1)
-
-    def _gain(self, dev: Sequence[DevBatch], before: list[Tensor], after: list[Tensor]) -> float:
-        influences = self._gather([0], dev, before, [after])
-        return float(influences.combine(self._probe.aggregate)[0].sum()) if len(influences.probed) else math.nan
+        return gather(datasets, targets, first, others, self._sign)
 
     def _snapshot(self, inherited: bool) -> Snapshot:
         buffers = self._learner.modules.buffers()

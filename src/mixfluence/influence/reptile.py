@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -67,8 +66,9 @@ class Displacement:
         self._weights = weights
         self._scale = scale
         self._sum = [torch.zeros_like(tensor) for tensor in parameters]
-        self._total = 0.0
-        self._largest = -math.inf
+        # Kept on the device: a weight that the host had to know would make it wait for every probe.
+        numbers = torch.zeros(2, dtype=torch.float64, device=parameters[0].device)
+        self._total, self._largest = numbers[0], numbers[1] + torch.finfo(torch.float64).min
 
     @property
     def bytes(self) -> int:
@@ -76,49 +76,46 @@ class Displacement:
         return sum(tensor.nbytes for tensor in self._sum)
 
     @torch.no_grad()
-    def add(self, parameters: Sequence[Tensor], influence: float) -> None:
+    def add(self, parameters: Sequence[Tensor], influence: Tensor) -> None:
         """Count a probe that ended at `parameters`, which are left as displacements to save a copy of them.
 
         A probe whose influence is not a number does not count.
         """
-        if not math.isfinite(influence):
-            return
-        weight = self._weight(influence)
+        counts = influence.isfinite()
+        weight = self._weight(torch.where(counts, influence, -torch.inf))
         for live, kept in zip(parameters, self._start, strict=True):
             # One at a time: a snapshot on the host must not come back whole.
-            live.sub_(kept.to(live.device, non_blocking=True))
-        torch._foreach_add_(self._sum, list(parameters), alpha=weight)
-        self._total += weight
+            live.sub_(kept.to(live.device, non_blocking=True)).mul_(weight).masked_fill_(~counts, 0)
+        torch._foreach_add_(self._sum, list(parameters))
+        self._total = self._total + weight
 
     @torch.no_grad()
     def merge(self, learner: Learner) -> None:
         """Add up what several processes have counted, each for its own probes."""
-        place = self._sum[0].new_zeros(learner.world, dtype=torch.float64)
-        place[learner.rank] = self._largest
-        largest = float(learner.total(place).max())
-        if self._weights == "softmax" and math.isfinite(largest):
-            self._shrink(math.exp(self._largest - largest))
-            self._largest = largest
-        self._total = float(learner.total(place.new_tensor([self._total])))
+        places = self._total.new_zeros(learner.world)
+        places[learner.rank] = self._largest
+        self._shrink_to(learner.total(places).max())
+        self._total = learner.total(self._total)
         for tensor in self._sum:
             tensor.copy_(learner.total(tensor))
 
     @torch.no_grad()
     def apply(self, parameters: Sequence[Tensor], alpha: float) -> None:
         """Move restored parameters by `alpha` times the weighted mean."""
-        if self._total > 0:
-            torch._foreach_add_(list(parameters), self._sum, alpha=alpha / self._total)
+        part = torch.where(self._total > 0, alpha / self._total, 0)
+        for live, moved in zip(parameters, self._sum, strict=True):
+            live.add_(moved * part)
 
-    def _weight(self, influence: float) -> float:
+    def _weight(self, influence: Tensor) -> Tensor:
+        """Return the weight of a probe beside those before it: 0 for an influence of minus infinity."""
         if self._weights == "sum":
-            return max(influence, 0.0)
-        exponent = influence / self._scale
-        if exponent > self._largest:
-            # exp(-inf) is 0: nothing was added before the first probe.
-            self._shrink(math.exp(self._largest - exponent))
-            self._largest = exponent
-        return math.exp(exponent - self._largest)
+            return influence.clip(min=0)
+        exponent = torch.where(influence.isfinite(), influence / self._scale, -torch.inf)
+        self._shrink_to(torch.maximum(self._largest, exponent))
+        return (exponent - self._largest).exp()
 
-    def _shrink(self, factor: float) -> None:
+    def _shrink_to(self, largest: Tensor) -> None:
+        """Express what was added so far by another exponent, at least as large."""
+        factor = (self._largest - largest).exp()
         torch._foreach_mul_(self._sum, factor)
-        self._total *= factor
+        self._total, self._largest = self._total * factor, largest

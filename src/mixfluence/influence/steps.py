@@ -30,8 +30,8 @@ class FrozenAdam:
         known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
         if not known:
             raise RecipeError("momentum-free probes need an optimizer that has taken a step")
-        # Read once: asking a device for a number makes it wait.
-        counts = torch.stack([torch.as_tensor(state["step"]).float() for state in known]).tolist()
+        # Left where they are: asking a device for a number makes the host wait.
+        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known]).unbind()
         self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
 
     @torch.no_grad()
@@ -47,13 +47,13 @@ class FrozenAdam:
             roots = torch._foreach_mul(squares, decay)
             torch._foreach_addcmul_(roots, gradients, gradients, value=1 - decay)
             torch._foreach_sqrt_(roots)
-            torch._foreach_mul_(roots, unbias)
+            torch._foreach_div_(roots, unbias)
             torch._foreach_add_(roots, group["eps"])
             torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
 
     def _collect(
         self, parameters: list[Tensor], decay: float
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[float]]:
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
         live, gradients, squares, unbias = [], [], [], []
         for parameter in parameters:
             state = self._optimizer.state.get(parameter, {})
@@ -61,7 +61,7 @@ class FrozenAdam:
                 live.append(parameter)
                 gradients.append(parameter.grad)
                 squares.append(state["exp_avg_sq"])
-                unbias.append((1 - decay ** (1 + self._counts[id(state)])) ** -0.5)
+                unbias.append((1 - decay ** (1 + self._counts[id(state)])).sqrt())
         return live, gradients, squares, unbias
 
 

@@ -43,6 +43,7 @@ class RowStream:
         self._key = key
         self._block_start = 0
         self._block = np.empty(0, np.int64)
+        self._entangled: NDArray[np.bool_] | None = None
 
     def take(self, count: int, multiple: int = 1) -> Rows:
         """Return `count` rows that may stand in one batch, or as many as can be found.
@@ -63,14 +64,12 @@ class RowStream:
     def _take_plainly(self, count: int) -> Rows | None:
         """Return the next rows if all of them may stand in one batch, as is the rule; None if they may not."""
         position, waiting = self.state
-        rows = np.array(waiting, np.int64)
-        if len(rows) < count:
-            wanted = rows_to_read(count, len(rows))
-            rows = np.concatenate([rows, self._shuffled(position, wanted)])
-            position += wanted
-        if not _all_apart(self._text_keys(rows[:count])):
+        wanted = rows_to_read(count, len(waiting)) if len(waiting) < count else 0
+        rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
+        doubtful = bool(waiting) or self._entangled_in_block(position, count) > 1
+        if doubtful and entangled(self._text_keys(rows[:count])).any():
             return None
-        self.state = StreamState(position, tuple(rows[count:].tolist()))
+        self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
     def _take_carefully(self, count: int) -> Rows:
@@ -94,7 +93,15 @@ class RowStream:
         if first < 0 or first + count > len(self._block):
             self._block_start, first = start, 0
             self._block = self._shuffle(start, max(count, min(BLOCK, self.size)))
+            self._entangled = None
         return self._block[first : first + count]
+
+    def _entangled_in_block(self, start: int, count: int) -> int:
+        """Return how many of these rows may not stand beside some other row of their block."""
+        if self._entangled is None:
+            self._entangled = entangled(self._text_keys(self._block))
+        first = start - self._block_start
+        return int(np.count_nonzero(self._entangled[first : first + count]))
 
     def _shuffle(self, start: int, count: int) -> Rows:
         epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.size)
@@ -111,12 +118,13 @@ def rows_to_read(count: int, found: int) -> int:
     return max(count - found, count // 4, 8)
 
 
-def _all_apart(keys: NDArray[np.uint64]) -> bool:
-    """Return whether no text stands twice among anchors and positives, nor as a negative beside them."""
+def entangled(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which rows share a text with another, or with themselves, that is an anchor or a positive of either."""
     answers = np.sort(keys[:, :2], axis=None)
-    if (answers[1:] == answers[:-1]).any():
-        return False
-    return keys.shape[1] == 2 or not np.isin(keys[:, 2:], answers).any()
+    shared = answers[1:][answers[1:] == answers[:-1]]
+    if keys.shape[1] > 2:
+        shared = np.concatenate([shared, np.intersect1d(keys[:, 2:], answers)])
+    return np.isin(keys, shared).any(axis=1) if len(shared) else np.zeros(len(keys), bool)
 
 
 def share(rows: Rows, rank: int, world: int) -> Rows:
