@@ -52,6 +52,11 @@ def _compare(run: Side, stock: Side, static: Side, datasets: int, targets: int, 
         return float(once + options.run_steps / side.steps_per_second + rounds * per_round)
 
     whole = seconds(run, measured)
+    if "waits" in run.facts:
+        copying = run.facts["copying"] / measured
+        print(
+            f"  the host waits {run.facts['waits']} times in a round; snapshot and restores take {copying:.1%} of it"
+        )
     print(
         f"  {datasets} datasets, {targets} targets: a round takes {measured:.3f} s, "
         f"{measured / model:.2f} of the cost model; "

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +64,12 @@ def random_rows(count: int, model: Any, seed: int) -> Any:
     )
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train one side and return its speed, its peak memory and what its rounds of probes took."""
+def make_trainer(options: argparse.Namespace, callbacks: list[Any]) -> Any:
+    """Return the trainer of one side."""
     import torch
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from transformers import TrainerCallback
 
     from mixfluence import UNIFORM, InfDDS, MixtureTrainer, Probe, Reptile, Static, info_nce, load_encoder
-    from mixfluence.run_folder import read_trace
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.started = self.elapsed = 0.0
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step in (options.uncounted, options.steps):
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                now = time.perf_counter()
-                self.started, self.elapsed = now, now - self.started
 
     model = load_encoder(options.model, query_length=64, passage_length=256)
     pool = {f"set {n}": random_rows(options.rows // options.datasets, model, n) for n in range(options.datasets)}
@@ -99,45 +87,91 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         report_to=[],
         disable_tqdm=True,
     )
-    loss, clock = info_nce(model, 0.05), Clock()
-    started = time.perf_counter()
-    updates: list[dict[str, Any]] = []
+    loss = info_nce(model, 0.05)
     if options.kind == "stock":
         from datasets import DatasetDict
 
-        trainer = SentenceTransformerTrainer(model, args, DatasetDict(pool), loss=loss, callbacks=[clock])
-    else:
-        probe = Probe(
-            state="momentum-free" if options.momentum_free else "inherited",
-            snapshot="host" if options.host_snapshot else "device",
-        )
-        adaptive = InfDDS(UNIFORM, update_every=50, probe=probe, reptile=Reptile() if options.reptile else None)
-        trainer = MixtureTrainer(
-            model,
-            args,
-            pool,
-            dev_dataset=dev or None,
-            strategy=adaptive if options.kind == "inf-dds" else Static(UNIFORM),
-            loss=loss,
-            compiled=options.compiled,
-            callbacks=[clock],
-        )
+        return SentenceTransformerTrainer(model, args, DatasetDict(pool), loss=loss, callbacks=callbacks)
+    probe = Probe(
+        state="momentum-free" if options.momentum_free else "inherited",
+        snapshot="host" if options.host_snapshot else "device",
+    )
+    adaptive = InfDDS(UNIFORM, update_every=50, probe=probe, reptile=Reptile() if options.reptile else None)
+    return MixtureTrainer(
+        model,
+        args,
+        pool,
+        dev_dataset=dev or None,
+        strategy=adaptive if options.kind == "inf-dds" else Static(UNIFORM),
+        loss=loss,
+        compiled=options.compiled,
+        callbacks=callbacks,
+    )
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Train one side and return its speed, its peak memory and what its rounds of probes took."""
+    import torch
+    from transformers import TrainerCallback
+
+    from mixfluence.run_folder import read_trace
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.started = self.elapsed = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step in (options.uncounted, options.steps):
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                self.started, self.elapsed = now, now - self.started
+
+    clock = Clock()
+    trainer = make_trainer(options, [clock])
+    started = time.perf_counter()
+    if options.kind != "stock":
         _ = trainer.tokenised
     ready = time.perf_counter() - started
     trainer.train()
     total = time.perf_counter() - started
+    updates: list[dict[str, Any]] = []
     if options.kind == "inf-dds":
-        lines = read_trace(Path(args.output_dir) / "trace.jsonl")
+        lines = read_trace(Path(trainer.args.output_dir) / "trace.jsonl")
         updates = [line["update"] | {"step": line["step"]} for line in lines if "update" in line]
     probing = sum(update["seconds"] for update in updates if update["step"] > options.uncounted)
     return {
         "steps_per_second": (options.steps - options.uncounted) / (clock.elapsed - probing),
-        "memory": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
-        "parameter_size": sum(parameter.nbytes for parameter in model.parameters()) / 2**30,
+        "memory": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0,
+        "parameter_size": sum(parameter.nbytes for parameter in trainer.model.parameters()) / 2**30,
         "ready": ready,
         "total": total,
         "updates": [update["seconds"] for update in updates],
+        **(round_facts(trainer, options.datasets) if updates and torch.cuda.is_available() else {}),
     }
+
+
+def round_facts(trainer: Any, datasets: int) -> dict[str, float]:
+    """Return how often one more round makes the host wait for the device, and what copying there and back takes."""
+    import torch
+
+    from mixfluence.influence.snapshot import Snapshot
+
+    optimizer = trainer.optimizer.optimizer
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        trainer._rounds.run()
+        torch.cuda.set_sync_debug_mode("default")
+    for wait in waits:
+        print(f"{wait.filename}:{wait.lineno}: {wait.message}", file=sys.stderr)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    snapshot = Snapshot([*trainer.model.parameters(), *trainer.model.buffers()], optimizer)
+    for _ in range(datasets):
+        snapshot.restore()
+    torch.cuda.synchronize()
+    return {"waits": len(waits), "copying": time.perf_counter() - started}
 
 
 def main() -> None:
