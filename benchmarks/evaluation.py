@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -21,19 +22,29 @@ from mixfluence.evaluation.retrieval import evaluate
 
 
 def union(folders: list[Path]) -> RetrievalSet:
-    """Return all tasks as one, with ids that tell domains apart, and queries from passages of the same id."""
+    """Return all tasks as one, with ids that tell domains apart, and queries from passages of the same id.
+
+    A copy of a relevant passage is relevant too: two domains share passages, and which of two equal scores comes first
+    is chance.
+    """
     tasks = [read_beir_retrieval(folder, "test", folder.name) for folder in folders]
+    copies: dict[str, list[str]] = defaultdict(list)
+    for task in tasks:
+        for key, text in zip(task.doc_ids, task.docs, strict=True):
+            copies[text].append(f"{task.name} {key}")
+    qrels: dict[str, dict[str, int]] = {}
+    for task in tasks:
+        texts = dict(zip(task.doc_ids, task.docs, strict=True))
+        for query, judged in task.qrels.items():
+            relevant = [texts[doc] for doc, grade in judged.items() if grade > 0]
+            qrels[f"query {task.name} {query}"] = {key: 1 for text in relevant for key in copies[text]}
     return RetrievalSet(
         name="union",
         query_ids=[f"query {task.name} {key}" for task in tasks for key in task.query_ids],
         queries=[text for task in tasks for text in task.queries],
         doc_ids=[f"{task.name} {key}" for task in tasks for key in task.doc_ids],
         docs=[text for task in tasks for text in task.docs],
-        qrels={
-            f"query {task.name} {query}": {f"{task.name} {doc}": 1 for doc, grade in judged.items() if grade > 0}
-            for task in tasks
-            for query, judged in task.qrels.items()
-        },
+        qrels=qrels,
     )
 
 

@@ -23,7 +23,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data import layout, tokenising
+from mixfluence.data import layout, token_cache, tokenising
 from mixfluence.data.layout import Tokeniser
 from mixfluence.data.rows import Row, RowSet, cache_root, fingerprint, write_rows
 from mixfluence.data.tokenising import Prompts, text_key, tokenise
@@ -92,7 +92,7 @@ def test_many_texts_of_many_chunks_keep_their_order(
     make_static: MakeModel, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
 ) -> None:
     monkeypatch.setattr(tokenising, "ROWS_PER_CHUNK", 5)
-    monkeypatch.setattr(tokenising, "CHUNKS_PER_WORKER", chunks_per_worker)
+    monkeypatch.setattr(token_cache, "CHUNKS_PER_WORKER", chunks_per_worker)
     monkeypatch.setattr(layout, "TEXTS_PER_CALL", 2)
     done: list[int] = []
     tokenised = tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts(), done.append)

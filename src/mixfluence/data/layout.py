@@ -139,6 +139,8 @@ def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
     tokenizer = model.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
+        if not hasattr(tokenizer, "get_vocab"):
+            raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
         return {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     definition: dict[str, Any] = json.loads(backend.to_str())
     return {**definition, "padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}

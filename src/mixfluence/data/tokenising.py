@@ -8,12 +8,7 @@ keyed by the rows' content and by what the tokenizer does: its definition, promp
 from __future__ import annotations
 
 import json
-import logging
 import math
-import os
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import compress
@@ -21,23 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from datasets import Dataset as Rows
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 
 from mixfluence.data.layout import Side, Tokeniser
-from mixfluence.data.rows import RowSet, cache_root
+from mixfluence.data.rows import RowSet
+from mixfluence.data.token_cache import cached, in_parallel
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError
 
-logger = logging.getLogger(__name__)
-
 CACHE_VERSION = 2
 ROWS_PER_CHUNK = 500
-# A worker must earn its start.
-CHUNKS_PER_WORKER = 2
 Advance = Callable[[int], object]
 Chunk = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
 
@@ -69,30 +59,10 @@ def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Adva
         "document": tokeniser.side("document", prompts.document),
     }
     key = "-".join([str(CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
-    folder = cache_root() / "tokens" / xxhash.xxh3_128_hexdigest(key.encode())
-    if tokenised := _open(folder):
+    tokenised, built = cached(key, TokenisedRows, lambda folder: _Builder(rows, folder).build(sides, advance))
+    if not built:
         advance(len(rows))
-        return tokenised
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
-    try:
-        _Builder(rows, temporary).build(sides, advance)
-        _publish(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return TokenisedRows(folder)
-
-
-def _open(folder: Path) -> TokenisedRows | None:
-    """Return token ids that are there already; None if they are not, or were damaged and are now removed."""
-    if not folder.exists():
-        return None
-    try:
-        return TokenisedRows(folder)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s: damaged, tokenising again (%s)", folder, error)
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
+    return tokenised
 
 
 class _Builder:
@@ -107,7 +77,7 @@ class _Builder:
         chunks = _Chunks(self.rows.rows, sides, self.first, self.starts)
         files = {name: (self.folder / f"{name}_ids.bin").open("wb") for name in sides}
         lengths: dict[str, list[NDArray[np.int64]]] = {name: [] for name in sides}
-        for number, chunk in enumerate(_in_parallel(chunks)):
+        for number, chunk in enumerate(in_parallel(chunks)):
             for name, (ids, sizes) in chunk.items():
                 ids.tofile(files[name])
                 lengths[name].append(sizes)
@@ -151,7 +121,7 @@ class _Builder:
         }
 
 
-class _Chunks(Dataset[Chunk]):
+class _Chunks:
     """The second pass in pieces: token ids of the texts that a run of rows is the first to use."""
 
     def __init__(
@@ -172,32 +142,6 @@ class _Chunks(Dataset[Chunk]):
         spans = {"query": slice(start, stop), "document": slice(*self._starts[[start, stop]])}
         new = {name: list(compress(texts[name], self._first[name][spans[name]])) for name in texts}
         return {name: side.tokenise(new[name]) for name, side in self._sides.items()}
-
-
-def _in_parallel(chunks: _Chunks) -> DataLoader[Chunk]:
-    """Work through the chunks in order, on all cores if there are enough of them."""
-    workers = min(os.cpu_count() or 1, len(chunks) // CHUNKS_PER_WORKER)
-    # Forked whatever the process prefers: a spawned worker imports everything anew, the user's script included.
-    parallel = workers > 1 and sys.platform == "linux"
-    return DataLoader(
-        chunks,
-        batch_size=None,
-        num_workers=workers if parallel else 0,
-        multiprocessing_context="fork" if parallel else None,
-        collate_fn=_unchanged,
-        worker_init_fn=_one_thread_each,
-        # Its own, or a run that fills the cache would draw other dropout masks than one that finds it filled.
-        generator=torch.Generator(),
-    )
-
-
-def _unchanged(chunk: Any) -> Any:
-    return chunk
-
-
-def _one_thread_each(worker: int) -> None:
-    # Threads of the tokenizers library do not survive a fork.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _passages(batch: dict[str, list[Any]]) -> list[str]:
@@ -226,12 +170,3 @@ def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.boo
     is_first = np.zeros(len(keys), bool)
     is_first[first] = True
     return rank[inverse], is_first
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        # Another process finished the same cache first; its files are as good as ours.
-        if not (folder / "manifest.json").exists():
-            raise

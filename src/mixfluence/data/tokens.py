@@ -33,6 +33,11 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text."""
+        return np.diff(self._starts)
+
     def token_ids(self, positions: NDArray[np.integer[Any]]) -> list[NDArray[np.int32]]:
         """Return the token ids of the texts at these positions."""
         starts, ends = self._starts[positions], self._starts[positions + 1]

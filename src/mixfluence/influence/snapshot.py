@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,11 @@ class Snapshot:
             self._live += [value for value in state.values() if isinstance(value, Tensor)]
             self._values[parameter] = dict(state)
         self._kept = [self._copy(tensor) for tensor in self._live]
+        self._pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for live, kept in zip(self._live, self._kept, strict=True):
+            # By kind: tensors of several kinds in one call are copied one by one, a kernel for each.
+            for tensors, tensor in zip(self._pairs[live.device, live.dtype], (live, kept), strict=True):
+                tensors.append(tensor)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -46,10 +52,9 @@ class Snapshot:
 
     def restore(self) -> None:
         """Write everything back."""
-        if not self._live:
-            return
         with torch.no_grad():
-            torch._foreach_copy_(self._live, self._kept, non_blocking=self._on_host)
+            for live, kept in self._pairs.values():
+                torch._foreach_copy_(live, kept, non_blocking=self._on_host)
         if self._optimizer is None:
             return
         for parameter in list(self._optimizer.state):

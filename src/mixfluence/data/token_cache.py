@@ -1,0 +1,94 @@
+"""Folders of token ids: made once, by all cores, and opened by later runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sized
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+import xxhash
+from torch.utils.data import DataLoader
+
+from mixfluence.data.rows import cache_root
+
+logger = logging.getLogger(__name__)
+
+# A worker must earn its start.
+CHUNKS_PER_WORKER = 2
+Chunk = TypeVar("Chunk", covariant=True)
+Opened = TypeVar("Opened")
+
+
+class Chunks(Sized, Protocol[Chunk]):
+    """Work in pieces."""
+
+    def __getitem__(self, number: int) -> Chunk:
+        """Return what a piece gives."""
+
+
+def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Path], object]) -> tuple[Opened, bool]:
+    """Return what stands in a folder of the cache, and whether it had to be built first.
+
+    A folder is complete or not there at all; one that cannot be read is built again.
+
+    Args:
+        key: Names the folder: everything that its content depends on.
+        open_folder: Reads it.
+        build: Fills an empty one.
+    """
+    folder = cache_root() / "tokens" / xxhash.xxh3_128_hexdigest(key.encode())
+    if folder.exists():
+        try:
+            return open_folder(folder), False
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            logger.warning("%s: damaged, tokenising again (%s)", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+    try:
+        build(temporary)
+        _publish(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return open_folder(folder), True
+
+
+def in_parallel(chunks: Chunks[Chunk]) -> DataLoader[Chunk]:
+    """Work through the chunks in order, on all cores if there are enough of them."""
+    workers = min(os.cpu_count() or 1, len(chunks) // CHUNKS_PER_WORKER)
+    # Forked whatever the process prefers: a spawned worker imports everything anew, the user's script included.
+    parallel = workers > 1 and sys.platform == "linux"
+    return DataLoader(
+        chunks,  # type: ignore[arg-type]  # has what a Dataset must have
+        batch_size=None,
+        num_workers=workers if parallel else 0,
+        multiprocessing_context="fork" if parallel else None,
+        collate_fn=_unchanged,
+        worker_init_fn=_one_thread_each,
+        # Its own, or a run that fills the cache would draw other dropout masks than one that finds it filled.
+        generator=torch.Generator(),
+    )
+
+
+def _unchanged(chunk: Any) -> Any:
+    return chunk
+
+
+def _one_thread_each(worker: int) -> None:
+    # Threads of the tokenizers library do not survive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        # Another process finished the same cache first; its files are as good as ours.
+        if not folder.exists():
+            raise
