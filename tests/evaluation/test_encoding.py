@@ -1,8 +1,8 @@
 """From texts to embeddings.
 
 - Embeddings are those of the host's own `encode_query` and `encode_document`, in the order of the texts: of
-  transformers and static models, with the task's prompts or the model's own under any name the host knows, with lengths that cut,
-  and with fewer dimensions where the model is set to them.
+  transformers and static models, with the task's prompts or the model's own under any name the host knows, with
+  lengths that cut, and with fewer dimensions where the model is set to them.
 - Texts are tokenised once, on one core or on many.
 - A model whose inputs are more than token ids is encoded by the host.
 """

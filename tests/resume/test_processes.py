@@ -1,4 +1,4 @@
-"""`mixfluence train` under torchrun, on two processes.
+"""`mixfluence train` under torchrun, on two processes and on four.
 
 - The run folder is that of one run: every file once, whole, and the table is printed once.
 - A process that is killed ends the job promptly; SIGTERM to the launcher ends it with a checkpoint.
@@ -26,13 +26,15 @@ PROMPTLY = 60.0
 
 
 class Job:
-    """Two processes, and what they say."""
+    """Processes that train together, and what they say."""
 
-    def __init__(self, recipe: Path, output: Path, *words: str) -> None:
+    def __init__(self, processes: int, recipe: Path, output: Path, *words: str) -> None:
         self.output = output
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
+        self._processes = processes
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
         program = str(Path(sys.executable).with_name("mixfluence"))
-        command = [*launcher, "--rdzv-endpoint=localhost:0", program, "train", str(recipe)]
+        meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        command = [*launcher, *meeting, program, "train", str(recipe)]
         self._started = time.time()
         self._log = output.with_suffix(".log")
         with self._log.open("a", encoding="utf-8") as log:
@@ -53,10 +55,10 @@ class Job:
             time.sleep(0.001)
 
     def workers(self) -> list[int]:
-        """Return the training processes, the second one last."""
+        """Return the training processes in order."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="utf-8")
         ranks = {environment_of(int(child)).get("RANK"): int(child) for child in children.split()}
-        return [ranks["0"], ranks["1"]]
+        return [ranks[str(rank)] for rank in range(self._processes)]
 
     @property
     def said(self) -> str:
@@ -68,11 +70,14 @@ def environment_of(process: int) -> dict[str, str]:
     return dict(part.split("=", 1) for part in parts if "=" in part)
 
 
-def test_a_job_of_two_processes_writes_one_run_and_loses_nothing(tiny_bert_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_job_of_processes_writes_one_run_and_loses_nothing(
+    processes: int, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
     # Long enough for the launcher to pass on a signal before the end.
     lengths: dict[str, Any] = {"steps": 40, "save_every": None, "selection": {"every": 10, "dev": "halves"}}
     recipe = write_recipe(tmp_path, tiny_bert_folder, "inf-dds", **lengths)
-    whole = Job(recipe, tmp_path / "whole")
+    whole = Job(processes, recipe, tmp_path / "whole")
     assert whole.wait() == 0, whole.said
     assert whole.said.count("run folder: ") == 1
     assert "Traceback" not in whole.said
@@ -80,13 +85,13 @@ def test_a_job_of_two_processes_writes_one_run_and_loses_nothing(tiny_bert_folde
     strays = [path for path in (tmp_path / "whole").rglob("*") if path.suffix.removeprefix(".").isdigit()]
     assert strays == []
 
-    killed = Job(recipe, tmp_path / "killed")
+    killed = Job(processes, recipe, tmp_path / "killed")
     killed.until(in_step(15))
-    os.kill(killed.workers()[1], signal.SIGKILL)
+    os.kill(killed.workers()[-1], signal.SIGKILL)
     assert killed.wait(PROMPTLY) != 0
     assert not (tmp_path / "killed" / "record.json").exists()
 
-    stopped = Job(recipe, tmp_path / "stopped")
+    stopped = Job(processes, recipe, tmp_path / "stopped")
     stopped.until(in_probe(4))
     stopped.process.send_signal(signal.SIGTERM)
     assert stopped.wait(PROMPTLY) != 0
@@ -96,6 +101,6 @@ def test_a_job_of_two_processes_writes_one_run_and_loses_nothing(tiny_bert_folde
     assert damage(newest) is None
 
     for job in (killed, stopped):
-        resumed = Job(recipe, job.output, "--resume")
+        resumed = Job(processes, recipe, job.output, "--resume")
         assert resumed.wait() == 0, resumed.said
         assert_same_result(job.output, whole.output)

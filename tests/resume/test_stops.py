@@ -2,17 +2,20 @@
 
 - SIGTERM and Ctrl-C end the step, write a checkpoint that is whole, exit with 143 and 130 and say how to go on.
 - The resumed run ends as the undisturbed one, its trace included, although the checkpoint was at no step of the plan.
-- A signal to a whole group ends the loader's workers: no checkpoint, but the same exit, and the run goes on.
-- A second signal ends at once. While testing and between stages, the first does.
+- So they do if the loader's workers get the signal too, even before the run does.
+- A second signal ends at once. While tokenising, testing and between stages, the first does.
 - A disk that is full, a folder that cannot be written, data that vanished or changed are one line; the run goes on.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +30,13 @@ from tests.resume.crashes import (
     in_evaluation,
     in_probe,
     in_step,
+    write_recipe,
 )
+from tests.test_experiment import write_domain
 
 pytestmark = pytest.mark.slow
+# No step of the plan is saved but the last: a checkpoint before it is the signal's.
+SAVED_BY_SIGNAL: dict[str, Any] = {"accumulation": 4, "workers": 2, "selection": {"every": 12}, "save_every": None}
 
 
 def finish(recipe: Path, output: Path, whole: Path) -> None:
@@ -47,13 +54,19 @@ def stop(recipe: Path, output: Path, number: int, alone: bool) -> None:
     assert run.complaints == []
 
 
-# As `kill` sends the one, and a terminal the other: to the loader's workers as well.
-@pytest.mark.parametrize(("number", "alone"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def children_of(process: int | None) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text(encoding="utf-8").split()]
+
+
+# As `kill` sends the one, and a scheduler and a terminal the others: to the loader's workers as well.
+@pytest.mark.parametrize(
+    ("number", "alone"), [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, False)]
+)
 def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_from_it(
     number: int, alone: bool, whole_run: Whole, tmp_path: Path
 ) -> None:
-    # No step of the plan is saved: the checkpoint is the signal's.
-    recipe, whole = whole_run("inf-dds", accumulation=4, workers=2, selection={"every": 12}, save_every=None)
+    recipe, whole = whole_run("inf-dds", **SAVED_BY_SIGNAL)
     stop(recipe, tmp_path / "run", number, alone)
     (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
     assert 5 <= step_of(checkpoint) < 12
@@ -61,12 +74,41 @@ def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_from_it(
     finish(recipe, tmp_path / "run", whole)
 
 
-@pytest.mark.soak
-def test_a_signal_that_ends_workers_is_no_failure(whole_run: Whole, tmp_path: Path) -> None:
-    recipe, whole = whole_run("static", accumulation=4, workers=2)
-    stop(recipe, tmp_path / "run", signal.SIGTERM, alone=False)
-    assert not (tmp_path / "run" / "record.json").exists()
+def test_workers_that_get_the_signal_before_the_run_go_on_until_its_checkpoint(
+    whole_run: Whole, tmp_path: Path
+) -> None:
+    recipe, whole = whole_run("inf-dds", **SAVED_BY_SIGNAL)
+    run = Run(recipe, tmp_path / "run")
+    (process,) = multiprocessing.active_children()
+    assert run.stop_when(in_step(5), number=0), run.said
+    workers = children_of(process.pid)
+    assert len(workers) == 2, run.said
+    for worker in workers:
+        os.kill(worker, signal.SIGTERM)
+    time.sleep(0.05)
+    run.send(signal.SIGTERM, alone=True)
+    assert run.wait() == 128 + signal.SIGTERM, run.said
+    assert run.complaints == []
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert 5 <= step_of(checkpoint) < 12
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     finish(recipe, tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_workers_tokenise_ends_at_once(number: int, tiny_bert_folder: Path, tmp_path: Path) -> None:
+    # Enough rows for several processes.
+    write_domain(tmp_path / "data" / "big", 12_000, 0)
+    run = Run(write_recipe(tmp_path, tiny_bert_folder), tmp_path / "run")
+
+    def tokenises(folder: Path, since: float) -> bool:
+        return any(path.stat().st_size for path in (tmp_path / "cache").rglob("query_ids.bin"))
+
+    assert run.stop_when(tokenises, number), run.said
+    assert run.wait() == 128 + number, run.said
+    assert "--resume goes on" in run.said
+    assert run.complaints == []
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
 def test_a_second_signal_ends_at_once(whole_run: Whole, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,7 +15,7 @@ class StopSignals:
     """Catches the signals that ask a program to end, for as long as the block lasts.
 
     While `patient` is set a first one is only noted, so that training can end its step and write a checkpoint. Any
-    other raises `KeyboardInterrupt` with its number.
+    other raises `KeyboardInterrupt` with its number. From the first one on, a child that dies is no error by itself.
 
     Attributes:
         received: The last signal's number; None if there was none.
@@ -38,11 +39,23 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            _answer_as_worker(number)
+            return
         waits = self.patient and self.received is None
         self.received = number
-        if waits:
-            return
-        if os.getpid() != self._process:
-            # A loader's worker. A signal to the whole group reached it too, and its batch was still needed.
-            os._exit(128 + number)
-        raise KeyboardInterrupt(number)
+        if sys.platform != "win32":
+            # For each worker that dies of the same signal torch would raise an error, wherever the program is by then.
+            signal.signal(signal.SIGCHLD, _do_nothing)
+        if not waits:
+            raise KeyboardInterrupt(number)
+
+
+def _answer_as_worker(number: int) -> None:
+    """What a loader's worker does before it has handlers of its own: Ctrl-C is for its parent, which sends SIGTERM."""
+    if number == signal.SIGTERM:
+        os._exit(0)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass

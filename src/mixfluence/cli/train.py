@@ -26,7 +26,7 @@ def train(
         except KeyboardInterrupt as stop:
             _stop(stop.args[0] if stop.args else SIGINT)
         except Exception:
-            # What a signal to the whole group has ended, a worker or another process, was needed to end the step.
+            # A worker or another process that the same signal has ended was needed to go on.
             if signals.received is None:
                 raise
             _stop(signals.received)

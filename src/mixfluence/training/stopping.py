@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -39,8 +44,10 @@ class StopOnRequest(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """From now on, a signal waits for the end of a step."""
+        """From now on, a signal waits for the end of a step, which needs the batches of the loader's workers."""
         self._request.patient = True
+        # Workers are started after this, when the first batch is asked for.
+        kwargs["train_dataloader"].worker_init_fn = outlast_signals
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -60,6 +67,25 @@ class StopOnRequest(TrainerCallback):
         self._request.patient = False
         if self._request.received is not None:
             raise KeyboardInterrupt(self._request.received)
+
+
+def outlast_signals(worker: int) -> None:
+    """Let a loader's worker go on after Ctrl-C and SIGTERM, unless the SIGTERM comes from its parent.
+
+    Schedulers and terminals send a signal to every process of a run. Torch's workers die of it unless this is their
+    `worker_init_fn`; outside Linux they do even so, and the run ends without a checkpoint.
+    """
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        Thread(target=_end_when_the_parent_asks, daemon=True).start()
+
+
+def _end_when_the_parent_asks() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(0)
 
 
 def _any_process(args: TrainingArguments, number: int | None) -> int | None:
