@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.util import get_device_name
 
+from mixfluence.config.host import fit_types
 from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.config.sources import BeirSource, BgeM3Source, HubSource, MldrSource, PairsSource, PydocsSource, Source
 from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
@@ -26,6 +28,7 @@ from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
+from mixfluence.training.rehearsal import check_environment, rehearse
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,13 @@ def build_model(section: ModelSection) -> SentenceTransformer:
     return load_encoder(**section.model_dump())
 
 
+def check_host(recipe: Recipe) -> None:
+    """Refuse, before any data is read, an environment and arguments of the host with which training cannot start."""
+    check_environment()
+    own = _own_arguments(recipe, torch.device(get_device_name()), {})
+    rehearse(lambda host: SentenceTransformerTrainingArguments(**{**own, **host}), _handed_on(recipe))
+
+
 def training_arguments(
     recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
 ) -> SentenceTransformerTrainingArguments:
@@ -112,11 +122,17 @@ def training_arguments(
         model: Says where it is and which prompts it has.
         sources: For each dataset of the mixture, the training set of the recipe that its prompts are those of.
     """
-    training, selection, device = recipe.training, recipe.selection, model.device
+    own = _own_arguments(recipe, model.device, _prompts(recipe, model, sources))
+    return SentenceTransformerTrainingArguments(**own | _handed_on(recipe))
+
+
+def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the host's arguments that the recipe's own keys stand for."""
+    training, selection = recipe.training, recipe.selection
     save_every = selection.every if selection else training.save_every
     if save_every is None and training.steps > SAVE_EVERY:
         save_every = SAVE_EVERY
-    own: dict[str, Any] = {
+    return {
         "output_dir": str(recipe.output / "checkpoints"),
         "seed": recipe.seed,
         "max_steps": training.steps,
@@ -140,20 +156,22 @@ def training_arguments(
         "load_best_model_at_end": selection is not None,
         "metric_for_best_model": "eval_ndcg@10" if selection else None,
         "greater_is_better": True if selection else None,
-        "prompts": _prompts(recipe, model, sources),
+        "prompts": prompts,
         "disable_tqdm": False,
         "report_to": [],
     }
+
+
+def _handed_on(recipe: Recipe) -> dict[str, Any]:
+    """Return the arguments under `training.host`, which must be the host's and not stand for a key of the recipe."""
     known = signature(SentenceTransformerTrainingArguments).parameters
-    for name in training.host:
-        if name not in known or (name in own and name != "report_to"):
-            near = get_close_matches(name, set(known) - set(own), n=1)
+    own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
+    for name in recipe.training.host:
+        if name not in known or name in own:
+            near = get_close_matches(name, set(known) - own, n=1)
             reason = "is set by the recipe's own keys" if name in own else "is no argument of the host's trainer"
             raise RecipeError(f"training.host: {name!r} {reason}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    try:
-        return SentenceTransformerTrainingArguments(**own | training.host)
-    except (TypeError, ValueError, ImportError) as error:
-        raise RecipeError(f"training.host: {str(error).splitlines()[0] if str(error) else error!r}") from error
+    return fit_types(recipe.training.host, SentenceTransformerTrainingArguments)
 
 
 def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
+import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from sentence_transformers.util import batch_to_device, load_file_path
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
 from mixfluence.errors import DataError, RecipeError
 
 # The host would keep the precision a checkpoint was stored in, and training in half precision loses small steps.
-WEIGHTS = {"use_safetensors": True, "dtype": "float32"}
+# It would refuse tensors of another shape without saying which; `_refuse_random` does.
+WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WORDLLAMA_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 
@@ -52,7 +58,7 @@ def load_encoder(
 
     Raises:
         RecipeError: If there is no such encoder, or it cannot have this pooling or these lengths.
-        DataError: If the weights are pickled or are not the ones their package promises.
+        DataError: If the weights are pickled, incomplete or not the ones their package promises.
     """
     if revision is not None and (name in {"wordllama", "minilm"} or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions, only a hub id has: leave revision out")
@@ -63,6 +69,7 @@ def load_encoder(
     else:
         model = _load_named(name, revision=revision, trust_remote_code=trust_remote_code, device=device)
         _refuse_unusable(model, name)
+        _refuse_random(model, name, revision)
     if pooling is not None:
         _set_pooling(model, name, pooling)
     if query_length is not None or passage_length is not None:
@@ -105,11 +112,50 @@ def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
     words = model[0].tokenizer if isinstance(model[0], Transformer) else None
     if words is not None and len(words) <= len(words.all_special_ids):
         raise DataError(f"encoder '{name}': its tokenizer knows no words; are its files there?")
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        model.encode("a text", show_progress_bar=False)
+        with _in_use(model):
+            model.encode("a text", show_progress_bar=False)
     except Exception as error:  # whatever a module of the model says
         raise RecipeError(f"encoder '{name}' does not make a vector of a text: {_one_line(error)}") from error
+
+
+def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) -> None:
+    """Refuse weights that lack what a text passes through: the host starts it at random and goes on."""
+    if not isinstance(model[0], Transformer):
+        return
+    inner = model[0].model
+    modules = load_file_path(name, "modules.json", revision=revision)
+    folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
+    # Once more without reading a number, because the host's model does not say what it did not find.
+    options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
+    _, found = type(inner).from_pretrained(name, output_loading_info=True, **options)
+    absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
+    random = _passed_through(model, {key: tensor for key, tensor in inner.named_parameters() if key in absent})
+    if random:
+        files = list((Path(name) / folder).glob("*.safetensors"))
+        place = files[0] if len(files) == 1 else f"encoder '{name}'"
+        more = f" and {len(random) - 3} more" if len(random) > 3 else ""
+        raise DataError(f"{place}: holds no tensor of the right shape for {', '.join(random[:3])}{more}")
+
+
+def _passed_through(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of those that a text's vector depends on; a pooler that nobody asks is not among them."""
+    trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    if not trained:
+        return []
+    with _in_use(model):
+        vectors = model(batch_to_device(model.preprocess(["a text"]), model.device))["sentence_embedding"]
+    gradients = torch.autograd.grad(vectors.sum(), list(trained.values()), allow_unused=True)
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None]
+
+
+@contextmanager
+def _in_use(model: SentenceTransformer) -> Iterator[None]:
+    """Take dropout and the like out of a model for a while."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
     finally:
         for module, training in modes:
             module.training = training

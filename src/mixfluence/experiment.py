@@ -19,7 +19,7 @@ from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from mixfluence.assembly import read_guides, read_rows, read_task
+from mixfluence.assembly import check_host, read_guides, read_rows, read_task
 from mixfluence.atomic import write_text
 from mixfluence.attention import shape_free_attention
 from mixfluence.clustering import partition
@@ -66,10 +66,12 @@ def run(
         Scores of every test set. On several processes the first one tests and writes; the others get none.
 
     Raises:
-        RecipeError: If the output folder holds another run, or the same one and `resume` is off.
+        RecipeError: If the output folder holds another run, or the same one and `resume` is off; if the environment
+            or an argument of `training.host` lets no training start.
     """
     folder = recipe.output
     _refuse_taken_folder(folder, recipe, resume)
+    check_host(recipe)
     watch = Stopwatch()
     sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
     logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)

@@ -641,14 +641,27 @@ def test_a_distillation_metric_needs_scores(make_static: MakeModel, tmp_path: Pa
     strategy = InfDDS(**EVERY_STEP, probe=Probe(metric=distillation_metric()))
     with pytest.raises(DataError, match="dev: a distillation metric needs teacher scores"):
         small_run(make_static(), tmp_path, strategy)
+    assert not (tmp_path / "trace.jsonl").exists()  # not one step later
 
 
-def test_half_precision_with_a_loss_scale_is_refused(make_static: MakeModel, tmp_path: Path) -> None:
-    trainer = build(make_static(), arguments(tmp_path), strategy=InfDDS(), dev_dataset=pool())
-    # Set late: without a GPU the host itself does not let it be set.
-    trainer.args.fp16 = True
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_half_precision_with_a_loss_scale_is_refused(
+    make_static: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by == "environment":
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    args = arguments(tmp_path, fp16=by == "argument")
+    trainer = build(make_static(), args, strategy=InfDDS(), dev_dataset=pool())
     with pytest.raises(RecipeError, match="probes do not work with fp16"):
         trainer.get_train_dataloader()
+
+
+def test_a_norm_below_zero_clips_neither_training_nor_probes(make_static: MakeModel, tmp_path: Path) -> None:
+    measured = []
+    for norm in (0.0, -1.0):
+        trainer = small_run(make_static(), tmp_path / str(norm), InfDDS(**EVERY_STEP), max_grad_norm=norm)
+        measured.append([line["update"]["influence"] for line in updates(trainer)])
+    assert measured[0] == measured[1] != []
 
 
 def test_momentum_free_probes_need_second_moments(make_static: MakeModel, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class TrainerLearner:
         with trainer.compute_loss_context_manager():
             loss = trainer.compute_loss(wrapped, self.place(batch))
         trainer.accelerator.backward(loss)
-        if trainer.args.max_grad_norm:
+        if trainer.args.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
 
     def agree(self, values: Tensor) -> Tensor:
@@ -145,9 +145,8 @@ class ProbeRounds:
         # Anew for looks without probes, which are compared with each other and so need the same rows.
         self._open_dev = partial(self._open, dev, dev_negatives, DEV_ROWS)
         self._dev_streams = self._open_dev()
-        for name, stream in zip(dev, self._open_dev(), strict=True):
-            if len(stream.take(2)) < 2:
-                raise DataError(f"{name}: a dev set needs at least two rows that do not share a query or a positive")
+        for number, stream in enumerate(self._open_dev()):
+            self._refuse_unfit(number, stream.take(2))
         self._spread = math.inf
         self._rounds = 0
 
@@ -196,6 +195,18 @@ class ProbeRounds:
             for stream, (position, waiting) in zip(streams, states, strict=True):
                 stream.state = StreamState(position, tuple(waiting))
 
+    def _refuse_unfit(self, number: int, rows: Rows) -> None:
+        """Refuse a dev set of which two rows cannot be judged."""
+        name = self._dev_names[number]
+        if len(rows) < 2:
+            raise DataError(f"{name}: a dev set needs at least two rows that do not share a query or a positive")
+        scores = self._dev_rows.batch(number, rows).scores
+        if self._metric.score is not None:
+            # What it says of texts does not matter, but whether it can do without a teacher's scores.
+            passages = torch.zeros(2, 1 if scores is None else scores.shape[1], 1)
+            labels = None if scores is None else torch.from_numpy(scores)
+            self._metric.score(torch.zeros(2, 1), passages, DevBatch(name, [Piece([], labels)]))
+
     def _open(
         self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], purpose: int
     ) -> list[RowStream]:
@@ -239,7 +250,7 @@ class ProbeRounds:
 
 
 def _refuse_unsupported(trainer: MixtureTrainer) -> None:
-    if trainer.args.fp16:
+    if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
         raise RecipeError("probes do not work with fp16, whose loss scale they would change: use bf16 or fp32")
     kind = trainer.accelerator.distributed_type
     if kind not in {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU}:

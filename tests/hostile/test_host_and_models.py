@@ -1,0 +1,265 @@
+"""What the host would stumble over after hours, refused before any data is read.
+
+- Whatever an argument of the host is set to, it is taken, or refused by its name; what is a number in quotes is one.
+- Of several arguments only the wrong one is named, and a variable of the environment if that is to blame.
+- Variables of a launcher make a whole group or none.
+- Weights may lack what no text passes through, and hold what no model asks for; all else is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from transformers import BertForMaskedLM, BertModel
+
+from mixfluence.assembly import check_host, training_arguments
+from mixfluence.config.files import load_recipe
+from mixfluence.config.recipe import Recipe
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.experiment import run
+from mixfluence.training.rehearsal import GROUP, check_environment
+from tests.hostile.cases_host import LAYER, Tensors
+from tests.hostile.workplace import told, write_workplace
+
+Load = Callable[..., Recipe]
+WHOLE_GROUP = {
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+
+
+# Without one that the host would remember beyond its refusal.
+ARGUMENTS = signature(SentenceTransformerTrainingArguments).parameters.keys() - {"deepspeed"}
+
+
+def refusal(recipe: Recipe) -> str | None:
+    try:
+        check_host(recipe)
+    except RecipeError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe that works, in the folder it is read from."""
+    write_workplace(tmp_path / "place", tiny_bert_folder)
+    monkeypatch.chdir(tmp_path / "place")
+    return tmp_path / "place"
+
+
+@pytest.fixture
+def load(place: Path) -> Load:
+    """Reads the recipe with arguments of the host."""
+
+    def read(**host: Any) -> Recipe:
+        recipe = load_recipe(place / "recipe.yaml")
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update={"host": host})})
+
+    return read
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher has set anything."""
+    for name in GROUP:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["nonsense", -1, 2.5, [["x"]], {"x": {"y": 1}}])
+def test_whatever_an_argument_is_set_to_it_is_taken_or_named(load: Load, value: Any) -> None:
+    refused = {name: refusal(load(**{name: value})) for name in ARGUMENTS}
+    assert any(refused.values())
+    for name, message in refused.items():
+        assert message is None or message.startswith((f"training.host.{name}: ", f"training.host: {name!r} is set by"))
+        assert "\n" not in (message or "")
+
+
+def test_a_number_in_quotes_is_a_number(load: Load, tiny_bert: SentenceTransformer) -> None:
+    recipe = load(adam_epsilon="1e-7", dataloader_num_workers="2")
+    args = training_arguments(recipe, tiny_bert, {})
+    assert (args.adam_epsilon, args.dataloader_num_workers) == (1e-7, 2)
+
+
+def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:
+    (place / "data" / "near.jsonl").write_text("{", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"^training\.host\.adam_beta2: "):
+        run(load(adam_beta2=7))
+    with pytest.raises(DataError, match=r"near\.jsonl"):
+        run(load(adam_beta2=0.9))
+
+
+def test_only_the_wrong_one_is_named(load: Load) -> None:
+    right = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 2, "report_to": "none"}
+    check_host(load(**right))
+    with pytest.raises(RecipeError, match=r"^training\.host\.optim_args: "):
+        check_host(load(**right, optim_args="beta"))
+
+
+def test_arguments_that_contradict_each_other_are_both_named(load: Load) -> None:
+    with pytest.raises(RecipeError, match=r"^training\.host\.fp16_full_eval, training\.host\.bf16_full_eval: "):
+        check_host(load(fp16_full_eval=True, bf16_full_eval=True, max_grad_norm=2))
+
+
+def test_a_variable_that_is_to_blame_is_named_and_left_as_it_was(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "nonsense")
+    before = dict(os.environ)
+    with pytest.raises(RecipeError, match=r"^ACCELERATE_TORCH_DEVICE: refused by the host"):
+        check_host(load(max_grad_norm=2))
+    assert dict(os.environ) == before
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("changes", [{}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_whole_group_is_taken(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (WHOLE_GROUP | changes).items():
+        monkeypatch.setenv(name, value)
+    check_environment()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("missing", sorted(GROUP))
+def test_a_part_of_a_group_is_refused_by_name(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WHOLE_GROUP.items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=missing):
+        check_environment()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("WORLD_SIZE", value) for value in ("", "two", "0", "-1", "1.5", "9999999999")),
+        *(("RANK", value) for value in ("-1", "x")),
+        *(("LOCAL_RANK", value) for value in ("-2", "")),
+        *(("MASTER_PORT", value) for value in ("port", "65536")),
+    ],
+)
+def test_no_number_of_a_process_is_refused_by_name(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, right in WHOLE_GROUP.items():
+        monkeypatch.setenv(variable, right)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=f"^{name}: expected a whole number from .* found {value!r}"):
+        check_environment()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+def test_a_rank_beyond_the_group_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in (WHOLE_GROUP | {name: "2"}).items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(RecipeError, match=f"^{name}: expected less than WORLD_SIZE, which is 2, found 2"):
+        check_environment()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+def test_the_program_says_so_in_one_line(place: Path) -> None:
+    # In a process of its own, because one of a group ends at once.
+    command = [sys.executable, "-c", "from mixfluence.cli import main; main()", "train", "recipe.yaml"]
+    ended = subprocess.run(
+        command, env=os.environ | {"WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 2
+    message = told(ended.stderr, place)
+    assert message.startswith("WORLD_SIZE without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun sets them all")
+    assert not (place / "run" / "trace.jsonl").exists()
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_bert_folder: Path) -> Path:
+    """A copy of an encoder, which may be damaged."""
+    return Path(shutil.copytree(tiny_bert_folder, tmp_path / "model"))
+
+
+def change_weights(model: Path, change: Callable[[Tensors], Tensors]) -> None:
+    tensors = change(load_file(model / "model.safetensors"))
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_cpu(model: Path) -> SentenceTransformer:
+    return load_encoder(str(model), device="cpu")
+
+
+@pytest.mark.parametrize("lacking", [f"{LAYER}.weight", f"{LAYER}.bias", "embeddings.LayerNorm.weight"])
+def test_weights_that_lack_a_tensor_are_refused_by_its_name(model: Path, lacking: str) -> None:
+    change_weights(model, lambda all: {name: tensor for name, tensor in all.items() if name != lacking})
+    with pytest.raises(DataError, match=rf"model\.safetensors: holds no tensor of the right shape for {lacking}$"):
+        load_cpu(model)
+
+
+def test_a_tensor_of_another_shape_is_refused_by_its_name(model: Path) -> None:
+    change_weights(model, lambda all: all | {f"{LAYER}.bias": all[f"{LAYER}.bias"][:3].clone()})
+    with pytest.raises(DataError, match=rf"holds no tensor of the right shape for {LAYER}\.bias$"):
+        load_cpu(model)
+
+
+def test_a_pooler_may_be_missing_and_heads_may_be_left_over(model: Path) -> None:
+    whole = load_cpu(model).encode("w1 w2 w3")
+    bare = BertModel.from_pretrained(model)
+    masked = BertForMaskedLM(bare.config)
+    masked.bert.load_state_dict(bare.state_dict(), strict=False)
+    masked.save_pretrained(model)
+    names = load_file(model / "model.safetensors").keys()
+    assert any(name.startswith("cls.") for name in names)
+    assert not any("pooler" in name for name in names)
+    found = load_cpu(model)
+    assert (found.encode("w1 w2 w3") == whole).all()
+    assert all(parameter.grad is None for parameter in found.parameters())
+
+
+def test_a_transformer_in_a_folder_of_its_own_is_looked_at_too(model: Path, tmp_path: Path) -> None:
+    load_cpu(model).save_pretrained(str(tmp_path / "saved"))
+    saved, inner = tmp_path / "saved", tmp_path / "saved" / "0_Transformer"
+    modules = json.loads((saved / "modules.json").read_text(encoding="utf-8"))
+    modules[0]["path"] = inner.name
+    (saved / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    inner.mkdir()
+    for path in list(saved.iterdir()):
+        if path.is_file() and path.name not in {"modules.json", "config_sentence_transformers.json"}:
+            path.rename(inner / path.name)
+    assert (load_cpu(saved).encode("w1") == load_cpu(model).encode("w1")).all()
+    change_weights(inner, lambda all: {name: tensor for name, tensor in all.items() if LAYER not in name})
+    with pytest.raises(DataError, match=rf"0_Transformer/model\.safetensors: .*{LAYER}"):
+        load_cpu(saved)
+
+
+def test_weights_in_pieces_are_looked_at_together(model: Path) -> None:
+    bare = BertModel.from_pretrained(model)
+    (model / "model.safetensors").unlink()
+    bare.save_pretrained(model, max_shard_size="10KB")
+    assert len(list(model.glob("*.safetensors"))) > 1
+    load_cpu(model)
+    index = json.loads((model / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    piece = model / index["weight_map"].pop(f"{LAYER}.weight")
+    (model / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    save_file({k: v for k, v in load_file(piece).items() if k != f"{LAYER}.weight"}, piece, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=rf"^encoder '.*': holds no tensor of the right shape for {LAYER}\.weight$"):
+        load_cpu(model)
+
+
+def test_an_adapter_lacks_nothing(model: Path, tmp_path: Path) -> None:
+    adapted = load_cpu(model)
+    adapted.add_adapter(LoraConfig(r=2, target_modules=["query"]))
+    adapted.save_pretrained(str(tmp_path / "adapted"))
+    assert not list((tmp_path / "adapted").glob("model*.safetensors"))
+    assert (load_cpu(tmp_path / "adapted").encode("w1 w2") == adapted.encode("w1 w2")).all()
