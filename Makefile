@@ -23,7 +23,7 @@ demo: setup ## adapt an encoder to a library's documentation and print the table
 test: setup lint browser ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup ## a soak of 200 killed and resumed runs, and a job of two processes (about 14 minutes)
+test-slow: setup ## a soak of 200 killed and resumed runs, and jobs of two and four processes (about 17 minutes)
 	$(BIN)/python -m pytest -n 0 -s -m soak
 
 browser: ## Debian's chromium, in which report pages are tested; installed if that is allowed

@@ -60,7 +60,7 @@ GUESTS: dict[str, set[str]] = {
         *{"assembly", "stage_run", "experiment"},
     },
     "datasets": {"training", "data", "clustering", "cli"},
-    "pydantic": {"config", "study"},
+    "pydantic": {"config", "study", "run_folder"},
     "typer": {"cli"},
 }
 

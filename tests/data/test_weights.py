@@ -21,14 +21,16 @@ from mixfluence.errors import DataError
 from tests.training.runs import TurnAt, Turning, arguments, build
 
 START: dict[str, Any] = {"step": 0, "seconds": 0.0, "datasets": {"a": {"rows": 3}, "b": {"rows": 4}}}
+UPDATE = {"seconds": 0.1, "memory": 3.0, "failed": []}
 
 
 def told(a: float, trained: list[int], **facts: Any) -> dict[str, Any]:
-    return {"step": 1, "seconds": 0.1, "weights": {"a": a, "b": 1 - a}, "trained": trained, **facts}
+    rows = [1] * len(trained)
+    return {"step": 1, "seconds": 0.1, "weights": {"a": a, "b": 1 - a}, "trained": trained, "rows": rows, **facts}
 
 
 def updated(a: float) -> dict[str, Any]:
-    return {"step": 1, "seconds": 0.2, "weights": {"a": a, "b": 1 - a}, "update": {"memory": 3.0}}
+    return {"step": 1, "seconds": 0.2, "weights": {"a": a, "b": 1 - a}, "update": UPDATE}
 
 
 def write_trace(run: Path, *lines: dict[str, Any], rest: str = "") -> Path:

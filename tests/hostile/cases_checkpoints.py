@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.hostile.cases_models import EVIL
 from tests.hostile.workplace import Case
 
 RESUME = "train recipe.yaml --resume"
-ROW = '{"query": "q", "positive": "p", "other": "o", "rank": Infinity, "among": 1, "margin": 0, "ndcg": 1}\n'
+ROW = '{"query": "q", "positive": "p", "other": "o", "rank": 1, "among": 1, "margin": Infinity, "ndcg": 1}\n'
 SCORES = '{"query_id": "q", "ndcg@10": NaN, "mrr@10": 1, "recall@100": 1, "map@100": 1}\n'
 
 
@@ -49,6 +51,33 @@ def with_state(**changes: Any) -> Callable[[Path], None]:
     return arrange
 
 
+def in_record(what: str, **changes: Any) -> Case:
+    """A run whose record says something else."""
+
+    def arrange(folder: Path) -> None:
+        path = folder / "run" / "record.json"
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
+
+    return Case(what, "compare run", arrange=arrange)
+
+
+def in_trace(what: str, command: str, **changes: Any) -> Case:
+    """A run whose trace says something else in its last line."""
+
+    def arrange(folder: Path) -> None:
+        if command == RESUME:
+            unfinished(folder)
+        path = folder / "run" / "trace.jsonl"
+        *lines, last = path.read_text("utf-8").splitlines()
+        path.write_text("\n".join([*lines, json.dumps(json.loads(last) | changes), ""]), "utf-8")
+
+    return Case(what, command, arrange=arrange)
+
+
+def pipe(folder: Path) -> None:
+    os.mkfifo(folder / "run" / "trace.jsonl")
+
+
 def of_run(what: str, command: str, name: str, content: str | bytes | None) -> Case:
     """A file of a finished run that is wrong."""
     return Case(what, command, files={f"run/{name}": content})
@@ -68,13 +97,37 @@ CASES = [
     Case("no run", "status absent"),
     Case("data for a run", "status data"),
     of_run("a trace that is no JSON", "status run", "trace.jsonl", "{\n"),
-    of_run("a trace that is not UTF-8", "status run", "trace.jsonl", b"\xff\n"),
+    of_run("a trace that is not UTF-8", "status run", "trace.jsonl", b'{"step\xff": 0}\n'),
+    of_run("a trace without its start", "status run", "trace.jsonl", '{"step": 4, "seconds": 1, "weights": {}}\n'),
+    of_run("a list for a line of a trace", "status run", "trace.jsonl", "[]\n"),
+    Case("a pipe for a trace", "status run", files={"run/trace.jsonl": None}, arrange=pipe),
+    in_trace("a text for a time in a trace", "status run", seconds="long"),
+    in_trace("a time that is not a number", "status run", seconds=math.nan),
+    in_trace("a step of 400 digits", "status run", step=10**400),
+    in_trace("an update that is no value", "status run", update=None),
+    in_trace("a list for the weights in a trace", "report run", weights=[1]),
+    in_trace("a weight below 0 in a trace", "weights run --which average", weights={"near": -1}),
+    in_trace("a batch of no dataset", "report run", trained=[7], rows=[4]),
+    in_trace("a batch without its rows", "report run", trained=[0], rows=[]),
+    in_trace("a text for a time, and the run resumed", RESUME, seconds="long"),
     of_run("a record that is a list", "status run", "record.json", "[]"),
+    of_run("a record cut short", "status run", "record.json", '{"name": "tiny"'),
+    of_run("a record that is not UTF-8", "status run", "record.json", b'{"name": "\xff"}'),
+    of_run("a record 100,000 brackets deep", "status run", "record.json", "[" * 100_000),
+    of_run("half a character in a record", "status run", "record.json", '{"name": "\\ud83d"}'),
+    of_run("a record that lacks almost all", "report run", "record.json", '{"name": "tiny"}'),
+    in_record("a text for an hour", gpu_hours={"train": "long"}),
+    in_record("a list for the seconds", seconds=[]),
+    in_record("seconds without end", seconds={"train": math.inf}),
+    in_record("a fingerprint that is no value", tests={"test": {"fingerprint": None}}),
+    in_record("a test set without scores", scores={}),
     of_run("scores that lack one", "status run", "eval/test.jsonl", '{"query_id": "q"}\n'),
     of_run("scores that are not numbers", "status run", "eval/test.jsonl", SCORES),
+    of_run("a score beyond all", "report run", "eval/test.jsonl", SCORES.replace("NaN", "1e308")),
     of_run("scores that are not UTF-8", "status run", "eval/test.jsonl", b"\xff\n"),
     of_run("scores 100,000 brackets deep", "status run", "eval/test.jsonl", "[" * 100_000),
-    of_run("a rank that is infinite", "status run", "dev/dev.jsonl", ROW),
+    of_run("a rank that is infinite", "status run", "dev/dev.jsonl", ROW.replace('"rank": 1', '"rank": Infinity')),
+    of_run("a margin that is not a number", "report run", "dev/dev.jsonl", ROW.replace("Infinity", "NaN")),
     of_run("no scores", "compare run", "eval/test.jsonl", None),
     of_run("a run that has not finished", "compare run", "record.json", None),
     of_run("no weights", "weights run", "weights.json", None),
@@ -83,7 +136,7 @@ CASES = [
         "a trace to replay that tells nothing",
         "train recipe.yaml output=new 'strategy={name: replay, run: run}'",
         "trace.jsonl",
-        '{"step": 0}\n',
+        '{"step": 0, "seconds": 0, "datasets": {}}\n',
     ),
     of_run("a trained model that is damaged", "evaluate run", "model/model.safetensors", "nothing"),
     Case(

@@ -15,6 +15,8 @@ from torch import Tensor
 from tests.hostile.workplace import Case, own_model
 
 Arrange = Callable[[Path], None]
+Tensors = dict[str, Tensor]
+LAYER = "encoder.layer.0.output.dense"
 PWNED = "pwned"
 CODE = f"open({PWNED!r}, 'w')\nclass Evil: pass\n"
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
@@ -75,13 +77,19 @@ def with_modules(*modules: dict[str, Any], dense: bytes | None = None) -> Arrang
     return arrange
 
 
-def with_tensors(change: Callable[[Tensor], Tensor]) -> Arrange:
-    def arrange(folder: Path) -> None:
-        path = own_model(folder) / "model.safetensors"
-        tensors = {name: change(tensor).contiguous() for name, tensor in load_file(path).items()}
-        save_file(tensors, path, metadata={"format": "pt"})
+def change_weights(model: Path, change: Callable[[Tensors], Tensors]) -> None:
+    """Write other weights than those that the model was saved with."""
+    path = model / "model.safetensors"
+    changed = change(load_file(path))
+    save_file({name: tensor.contiguous() for name, tensor in changed.items()}, path, metadata={"format": "pt"})
 
-    return arrange
+
+def with_weights(change: Callable[[Tensors], Tensors]) -> Arrange:
+    return lambda folder: change_weights(own_model(folder), change)
+
+
+def with_tensors(change: Callable[[Tensor], Tensor]) -> Arrange:
+    return with_weights(lambda all: {name: change(tensor) for name, tensor in all.items()})
 
 
 def cut_short(folder: Path) -> None:
@@ -111,6 +119,18 @@ CASES = [
     Case("weights that are none", arrange=with_file("model.safetensors", "nothing")),
     Case("weights that are not numbers", arrange=with_tensors(lambda tensor: torch.full_like(tensor, torch.nan))),
     Case("weights of another shape", arrange=with_tensors(lambda tensor: tensor[:1])),
+    Case(
+        "weights that lack a layer",
+        arrange=with_weights(lambda all: {k: v for k, v in all.items() if not k.startswith(LAYER)}),
+    ),
+    Case(
+        "weights under other names",
+        arrange=with_weights(lambda all: {f"module.{name}": tensor for name, tensor in all.items()}),
+    ),
+    Case(
+        "one tensor of another shape",
+        arrange=with_weights(lambda all: all | {f"{LAYER}.bias": all[f"{LAYER}.bias"][:3]}),
+    ),
     Case("a config that is no JSON", arrange=with_file("config.json", "{")),
     Case("a config 100,000 brackets deep", arrange=with_file("config.json", "[" * 100_000)),
     Case("an unknown architecture", arrange=with_config(model_type="unheard-of")),

@@ -31,6 +31,11 @@ def words(what: str, command: str) -> Case:
     return Case(what, f"{CHECK} {command}")
 
 
+def host(what: str, arguments: str) -> Case:
+    """Arguments that are handed on to the host, whose trainer alone knows that they cannot be."""
+    return Case(what, recipe={"steps: 4": f"steps: 4\n  host: {arguments}"})
+
+
 CASES = [
     Case("no such file", "train absent.yaml"),
     Case("a folder", "train data"),
@@ -68,6 +73,8 @@ CASES = [
     change("a path of 300 letters", "near, far", f"near, {'n' * 300}"),
     change("a recipe that extends itself", "name: tiny", "name: tiny\nextends: ./recipe.yaml"),
     change("a recipe that extends a list", "name: tiny", "name: tiny\nextends: [a]"),
+    Case("a run for a recipe", "plan run"),
+    Case("the weights of a model for a recipe", "recipes show model/model.safetensors"),
     words("a change without a value", "training.steps"),
     words("a change that is not YAML", "'training.steps=[1'"),
     words("a change below a list", "train.near.split=all"),
@@ -75,4 +82,15 @@ CASES = [
     Case("an argument that the host does not know", recipe={"steps: 4": "steps: 4\n  host: {max_step: 3}"}),
     Case("more epochs than allowed", recipe={"dev: [dev]": STRATEGY + "{max_epochs: 0.1}"}),
     Case("a floor too high", recipe={"dev: [dev]": STRATEGY + "{floor: 0.9}"}),
+    host("a text for a number of the host's", "{max_grad_norm: x}"),
+    host("a number for a mapping of the host's", "{lr_scheduler_kwargs: 3}"),
+    host("fewer loader workers than none", "{dataloader_num_workers: -1}"),
+    host("one wrong argument of the host's among others", "{max_grad_norm: 2, adam_beta1: 5}"),
+    host("an optimizer that the host does not know", "{optim: adam}"),
+    host("an argument that the schedule does not take", "{lr_scheduler_kwargs: {cycles: 2}}"),
+    host("a tracker that the host does not know", "{report_to: nonsense}"),
+    Case(
+        "a metric that needs a teacher's scores, and none",
+        recipe={"dev: [dev]": "dev: [dev]\nstrategy: {name: inf-dds, probe: {metric: distillation}}"},
+    ),
 ]

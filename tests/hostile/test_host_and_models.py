@@ -31,7 +31,7 @@ from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.experiment import run
 from mixfluence.training.rehearsal import GROUP, check_environment
-from tests.hostile.cases_host import LAYER, Tensors
+from tests.hostile.cases_models import LAYER, change_weights
 from tests.hostile.workplace import told, write_workplace
 
 Load = Callable[..., Recipe]
@@ -189,11 +189,6 @@ def test_the_program_says_so_in_one_line(place: Path) -> None:
 def model(tmp_path: Path, tiny_bert_folder: Path) -> Path:
     """A copy of an encoder, which may be damaged."""
     return Path(shutil.copytree(tiny_bert_folder, tmp_path / "model"))
-
-
-def change_weights(model: Path, change: Callable[[Tensors], Tensors]) -> None:
-    tensors = change(load_file(model / "model.safetensors"))
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def load_cpu(model: Path) -> SentenceTransformer:

@@ -34,7 +34,7 @@ from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation.dev_queries import read_dev_queries
 from mixfluence.evaluation.results import read_evaluation
-from mixfluence.run_folder import read_trace
+from mixfluence.run_folder import read_record, read_trace
 from tests.hostile.workplace import RECIPE
 
 # A reader that takes seconds for a small file hangs on a large one.
@@ -199,7 +199,7 @@ def test_any_judgements_are_grades_or_an_error(lines: list[str], changed: list[t
 @quickly
 @given(data=values, changed=damage)
 @pytest.mark.parametrize(
-    "read", [read_weights, read_evaluation, read_dev_queries, read_trace], ids=lambda read: read.__name__
+    "read", [read_weights, read_evaluation, read_dev_queries, read_trace, read_record], ids=lambda read: read.__name__
 )
 def test_any_file_of_a_run_is_read_or_an_error(
     read: Reader, data: Any, changed: list[tuple[int, int]], place: Path

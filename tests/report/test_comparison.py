@@ -226,3 +226,12 @@ def test_costs_are_counted_by_part_and_relative_to_static() -> None:
     assert not mixed.on_gpu
     assert mixed.rows[0].total_hours == pytest.approx(2.61)
     assert mixed.relative_cost(mixed.rows[0]) is None
+
+
+@pytest.mark.parametrize("train", [0.0, 5e-324])
+def test_costs_are_not_relative_to_a_run_that_cost_nothing(train: float) -> None:
+    free, static = made_run("free", seconds={"train": train}), made_run("b", training={"steps": 20, "batch_size": 4})
+    assert compare([free]).static is None
+    found = compare([free, static])
+    assert found.static is found.rows[1]
+    assert found.relative_cost(found.rows[0]) == pytest.approx(0.0)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mixfluence.cli.report import report as report_verb
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.report import page
 from mixfluence.report.folders import read_run
@@ -144,8 +144,9 @@ def test_all_runs_fit_on_a_page_and_the_verb_writes_it(runs: Path, tmp_path: Pat
     assert len(text.encode()) < 1_000_000
     data = json.loads(Elements(text).inside["script"][0])
     assert [run["label"] for run in data["runs"]] == [folder.name for folder in folders]
-    with pytest.raises(DataError, match="cannot be written"):
-        report_verb(folders[:1], tmp_path / "page.html" / "page.html")
+    for wrong in (tmp_path / "page.html" / "page.html", tmp_path):
+        with pytest.raises(RecipeError, match=rf"^{wrong}: cannot be written"):
+            report_verb(folders[:1], wrong)
 
 
 @pytest.mark.slow

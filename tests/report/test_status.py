@@ -50,10 +50,11 @@ def folder(tmp_path: Path) -> Path:
     """Ten of a hundred steps in 20 s, 8 of which went into an update after step 5."""
     even, turned = dict(zip(NAMES, (0.5, 0.5), strict=True)), dict(zip(NAMES, (0.25, 0.75), strict=True))
     influence = dict(zip(NAMES, (-0.001, 0.02), strict=True))
+    update = {"seconds": 8.0, "memory": 3.0, "failed": [], "influence": influence}
     lines = [
         {"step": 0, "seconds": 0.0, "datasets": {}},
         {"step": 5, "seconds": 6.0, "weights": even, "loss": 3.0, "learning_rate": 1e-5},
-        {"step": 5, "seconds": 14.0, "weights": turned, "update": {"seconds": 8.0, "influence": influence}},
+        {"step": 5, "seconds": 14.0, "weights": turned, "update": update},
         {"step": 10, "seconds": 20.0, "weights": turned, "loss": 2.5, "learning_rate": 2e-5},
     ]
     (tmp_path / "recipe.yaml").write_text(RUN, encoding="utf-8")
@@ -86,6 +87,13 @@ def test_names_and_numbers_are_shown_as_they_are(folder: Path) -> None:
     assert "3 min 0 s" in text
     assert "+0.02" in text
     assert text.index("75.0%") < text.index("25.0%")
+
+
+def test_what_was_not_measured_is_left_out(folder: Path) -> None:
+    trace = folder / "trace.jsonl"
+    trace.write_text(trace.read_text(encoding="utf-8").replace("-0.001", "null"), encoding="utf-8")
+    assert read_status(folder).influence == {NAMES[1]: 0.02}
+    assert "last influence from step 5" in shown(folder)
 
 
 def test_a_trace_that_has_not_grown_for_long_is_said_to(folder: Path) -> None:

@@ -29,9 +29,11 @@ def finish(
 ) -> None:
     """Leave behind what a finished run would have: mixtures hold from steps 0, 2, 4, ... on."""
     weights = [dict(zip(cell.recipe.train, mixture, strict=True)) for mixture in mixtures or [[0.5, 0.5]]]
-    trace: list[dict[str, Any]] = [{"step": 0, "datasets": {}}]
-    trace += [{"step": 2 * number, "weights": mixture} for number, mixture in enumerate(weights)]
+    trace: list[dict[str, Any]] = [{"step": 0, "seconds": 0.0, "datasets": {}}]
+    trace += [{"step": 2 * number, "seconds": 0.0, "weights": mixture} for number, mixture in enumerate(weights)]
     record = {
+        **{"versions": {}, "device": "cpu", "datasets": {}, "selected_step": 0},
+        "tests": {name: {"fingerprint": ""} for name in scores},
         "scores": {name: {"ndcg@10": value / 100} for name, value in scores.items()},
         "gpu_hours": {"train": hours, "evaluate": 5.0},
         "seconds": {"train": 3600 * hours},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from typing import Annotated
 
 import typer
 
 from mixfluence.cli.terminal import output, prepare, print_line
 from mixfluence.errors import RecipeError
+
+# More rows than all texts of the world, and not so many that numbers lose their precision.
+MOST_DIGITS = 15
 
 
 def plan(
@@ -29,8 +33,12 @@ def plan(
 ) -> None:
     """Tell what a run will cost before any step of it: epochs, overhead, memory, and what looks wrong."""
     from mixfluence.config.files import find_recipe, load_recipe
+    from mixfluence.run_folder import RECIPE_FILE
 
-    parsed = load_recipe(find_recipe(recipe), overrides or [], files_may_be_missing=calibrate is None)
+    path = find_recipe(recipe)
+    if (path / RECIPE_FILE).is_file():
+        raise RecipeError(f"{path}: the folder of a run; its recipe is {path / RECIPE_FILE}")
+    parsed = load_recipe(path, overrides or [], files_may_be_missing=calibrate is None)
     given = dict(map(_size, (part for text in sizes or [] for part in text.split(","))))
     prepare(verbose=False)
     from mixfluence.planning import plan_run
@@ -50,7 +58,7 @@ def plan(
 
 
 def _size(text: str) -> tuple[str, int]:
-    name, _, rows = text.rpartition("=")
-    if not name or not rows.strip().isdecimal():
-        raise RecipeError(f"--sizes {text!r}: expected NAME=ROWS, such as fever=109810")
-    return name.strip(), int(rows)
+    name, _, rows = (part.strip() for part in text.rpartition("="))
+    if not name or not rows.isdecimal() or len(rows) > MOST_DIGITS:
+        raise RecipeError(f"--sizes {reprlib.repr(text)}: expected NAME=ROWS, such as fever=109810")
+    return name, int(rows)

@@ -28,10 +28,13 @@ def list_recipes(context: typer.Context) -> None:
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Name or file.")]) -> None:
-    """Print a recipe."""
-    from mixfluence.config.files import find_recipe
+    """Print a recipe as it was written; `check` fills in its defaults."""
+    from mixfluence.config.files import find_recipe, load_recipe
 
-    print_line(find_recipe(name).read_text(encoding="utf-8").rstrip())
+    path = find_recipe(name)
+    # What is no recipe is not printed: it may be anything.
+    load_recipe(path, files_may_be_missing=True)
+    print_line(path.read_text(encoding="utf-8").rstrip())
 
 
 @app.command()

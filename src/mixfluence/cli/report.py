@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mixfluence.cli.result import writing_to
 from mixfluence.cli.terminal import print_line
-from mixfluence.errors import DataError
 
 
 def report(
@@ -25,12 +25,11 @@ def report(
     from mixfluence.report.series import collect
 
     collected = collect([read_run(run) for run in runs])
-    try:
+    with writing_to(output):
         write_text(output, render_page(collected))
-        print_line(f"wrote {output}")
-        if figures:
-            from mixfluence.report.figures import write_figures
+    print_line(f"wrote {output}")
+    if figures:
+        from mixfluence.report.figures import write_figures
 
+        with writing_to(figures):
             print_line(f"wrote {len(write_figures(collected, figures))} files to {figures}")
-    except OSError as error:
-        raise DataError(f"{error.filename or output}: cannot be written ({error.strerror})") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mixfluence.atomic import write_text
@@ -9,10 +11,20 @@ from mixfluence.cli.terminal import errors
 from mixfluence.errors import RecipeError
 
 
-def write_result(path: Path, text: str) -> None:
-    """Write a file of results and say so."""
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Name what the user named in errors of writing, not the temporary file that would have taken its place."""
     try:
-        write_text(path, text)
+        yield
     except OSError as error:
         raise RecipeError(f"{path}: cannot be written ({error.strerror})") from error
+    except UnicodeEncodeError as error:
+        # A folder may have any bytes as its name.
+        raise RecipeError(f"{path}: cannot be written (a name in it is not UTF-8)") from error
+
+
+def write_result(path: Path, text: str) -> None:
+    """Write a file of results and say so."""
+    with writing_to(path):
+        write_text(path, text)
     errors.print(f"wrote {path}", style="dim", markup=False, highlight=False, soft_wrap=True)

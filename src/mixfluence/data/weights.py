@@ -17,6 +17,8 @@ LARGEST = 1e30
 
 def read_weights(path: Path) -> dict[str, float]:
     """Read the weights that an earlier run wrote, or that somebody wrote by hand."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file of weights")
     try:
         weights = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -57,14 +59,11 @@ def replayed_weights(run: Path, which: Literal["final", "average"]) -> dict[str,
 def _average_weights(path: Path) -> dict[str, float]:
     totals: dict[str, float] = {}
     batches = 0
-    try:
-        for line in read_trace(path):
-            trained = len(line.get("trained", []))
-            batches += trained
-            for name, weight in (line["weights"] if trained else {}).items():
-                totals[name] = totals.get(name, 0.0) + trained * weight
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not the trace of a run ({type(error).__name__}: {error})") from error
+    for line in read_trace(path):
+        trained = len(line.get("trained", []))
+        batches += trained
+        for name, weight in (line["weights"] if trained else {}).items():
+            totals[name] = totals.get(name, 0.0) + trained * weight
     if not batches:
         raise DataError(f"{path}: tells of no batch that was trained on")
     return {name: total / batches for name, total in totals.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
     Raises:
         DataError: If it cannot be read, or a line is not what was written.
     """
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read (not a file)")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
@@ -70,6 +73,8 @@ def _parse(path: Path, number: int, line: str) -> DevQuery:
         row = json.loads(line)
         query, positive, other = (str(row[name]) for name in ("query", "positive", "other"))
         rank, among, margin, ndcg = int(row["rank"]), int(row["among"]), float(row["margin"]), float(row["ndcg"])
+        if not (math.isfinite(margin) and 0 <= ndcg <= 1):
+            raise ValueError(f"a margin of {margin} and an NDCG of {ndcg}")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
         raise DataError(f"{path}:{number}: not a line of dev queries ({problem!r})") from problem
     return DevQuery(query, positive, other, rank, among, margin, ndcg)

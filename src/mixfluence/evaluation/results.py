@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +61,7 @@ def read_evaluation(path: Path) -> Evaluation:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                per_query[row["query_id"]] = {measure: _finite(row[measure]) for measure in MEASURES}
+                per_query[str(row["query_id"])] = {measure: _score(row[measure]) for measure in MEASURES}
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
                 raise DataError(f"{path}:{number}: not a line of per-query scores ({problem!r})") from problem
     if not per_query:
@@ -70,7 +69,7 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(unquote(path.name.removesuffix(_SUFFIX)), per_query)
 
 
-def _finite(score: float) -> float:
-    if not math.isfinite(float(score)):
-        raise ValueError(f"a score of {score}")
-    return float(score)
+def _score(value: float) -> float:
+    if not 0 <= float(value) <= 1:
+        raise ValueError(f"a score of {value}")
+    return float(value)

@@ -14,6 +14,8 @@ from mixfluence.report.folders import RunFolder, seeds_together
 from mixfluence.report.labels import guides, initial_label, run_labels, sampler_label
 
 PARTS = ("training", "probing", "stages", "clustering")
+# What costs less, costs nothing.
+LEAST_HOURS = 1e-9
 _PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering"}
 
 
@@ -116,8 +118,9 @@ class Comparison:
 
     @property
     def static(self) -> Row | None:
-        """The row that costs are relative to: the first that samples statically."""
-        return next((row for row in self.rows if row.recipe.strategy.name == "static"), None)
+        """The row that costs are relative to: the first that samples statically and cost anything."""
+        paid = (row for row in self.rows if row.total_hours > LEAST_HOURS)
+        return next((row for row in paid if row.recipe.strategy.name == "static"), None)
 
     def relative_cost(self, row: Row) -> float | None:
         """Return a row's hours divided by those of the static one; None if there is none."""

@@ -79,7 +79,7 @@ def _budget(run: RunFolder) -> dict[str, str]:
     recipe = run.recipe.model_dump(mode="json", include={"model", "training", "selection"})
     keys = dict(_flat(recipe))
     hours, seconds = (sum(run.record[unit].values()) for unit in ("gpu_hours", "seconds"))
-    keys["number of GPUs"] = round(3600 * hours / seconds) if seconds else 0
+    keys["number of GPUs"] = f"{3600 * hours / seconds if seconds else 0:.0f}"
     return {key: v if isinstance(v, str) else json.dumps(v) for key, v in keys.items() if key not in _INCIDENTAL}
 
 

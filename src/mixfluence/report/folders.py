@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ from mixfluence.run_folder import (
     STAGES_FOLDER,
     TRACE_FILE,
     WEIGHTS_FILE,
+    read_record,
+    read_trace,
 )
-from mixfluence.run_folder import read_trace as read_trace_file
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_run(path: Path) -> RunFolder:
         DataError: If the folder does not hold a run, or one of its files is damaged.
     """
     recipe = read_run_recipe(path)
-    record = _read_record(path / RECORD_FILE)
+    record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
     tested = list(record.get("scores", {}))
     evaluations = map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))
     scores = {evaluation.dataset: evaluation for evaluation in evaluations}
@@ -110,25 +110,13 @@ def read_run(path: Path) -> RunFolder:
     )
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not the record of a run ({error})") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{path}: not the record of a run")
-    return record
-
-
 def _read_dev(folder: Path, recipe: Recipe) -> dict[str, list[DevQuery]]:
     found = dict(map(read_dev_queries, folder.glob("*.jsonl")))
     return {name: found[name] for name in recipe.dev if name in found}
 
 
 def _read_trace(path: Path) -> list[dict[str, Any]]:
-    return read_trace_file(path) if path.exists() else []
+    return read_trace(path) if path.exists() else []
 
 
 def _stages(path: Path) -> list[str]:

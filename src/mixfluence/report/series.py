@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -15,7 +14,7 @@ from mixfluence.report.fairness import Labelled, differences
 from mixfluence.report.folders import RunFolder, seeds_together
 from mixfluence.report.labels import guides, initial_label, run_labels, sampler_label
 from mixfluence.report.queries import Extremes, extremes, longest_text
-from mixfluence.run_folder import CHECKPOINTS_FOLDER
+from mixfluence.run_folder import CHECKPOINTS_FOLDER, read_looks
 
 MEASURE = "ndcg@10"
 # Seconds that say nothing of a sampler: every run of an experiment spends them alike.
@@ -119,7 +118,7 @@ def collect(folders: Sequence[RunFolder]) -> Report:
     """Turn run folders into series.
 
     Raises:
-        DataError: If a trace does not hold what traces hold, or there is no run.
+        DataError: If there is no run, or one is named twice.
     """
     if not folders:
         raise DataError("no run to report on")
@@ -142,35 +141,32 @@ def collect(folders: Sequence[RunFolder]) -> Report:
 def _run(folder: RunFolder, label: str, limit: int, longest: int, factor: float) -> Run:
     recipe, record = folder.recipe, folder.record
     traces = {**folder.stages, "training" if folder.stages else "": folder.trace}
-    try:
-        trainings = [curves(trace, name, limit) for name, trace in traces.items() if len(trace) > 1]
-        sizes = {name: facts["rows"] for name, facts in (folder.trace or [{}])[0].get("datasets", {}).items()}
-        drawn = rows_trained(folder.trace)
-        last: dict[str, float] = next((line["weights"] for line in reversed(folder.trace) if "weights" in line), {})
-        return Run(
-            label=label,
-            sampler=sampler_label(recipe),
-            start=initial_label(recipe),
-            seed=recipe.seed,
-            finished=folder.finished,
-            steps=recipe.training.steps,
-            reached=folder.trace[-1]["step"] if folder.trace else 0,
-            selected=record.get("selected_step") if recipe.selection else None,
-            targets=list(guides(recipe)),
-            trained_on=list(recipe.train),
-            weights=folder.weights or (last if set(last) <= set(recipe.train) else {}),
-            epochs={name: drawn.get(name, 0) / rows for name, rows in sizes.items()} if drawn else {},
-            selection=_selection(folder),
-            queries={name: extremes(queries, longest) for name, queries in folder.dev.items()},
-            scores={name: 100 * evaluation.mean(MEASURE) for name, evaluation in folder.scores.items()},
-            cost={part: spent * factor for part, spent in _spent(record).items()},
-            trainings=trainings,
-            recipe=dump_recipe(recipe),
-            versions=record.get("versions", {}),
-            device=record.get("device", ""),
-        )
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, StopIteration) as error:
-        raise DataError(f"{folder.path}: its trace or record is damaged ({type(error).__name__}: {error})") from error
+    trainings = [curves(trace, name, limit) for name, trace in traces.items() if len(trace) > 1]
+    drawn = rows_trained(folder.trace)
+    sizes = {name: facts["rows"] for name, facts in folder.trace[0]["datasets"].items()} if drawn else {}
+    last: dict[str, float] = next((line["weights"] for line in reversed(folder.trace) if "weights" in line), {})
+    return Run(
+        label=label,
+        sampler=sampler_label(recipe),
+        start=initial_label(recipe),
+        seed=recipe.seed,
+        finished=folder.finished,
+        steps=recipe.training.steps,
+        reached=folder.trace[-1]["step"] if folder.trace else 0,
+        selected=record.get("selected_step") if recipe.selection else None,
+        targets=list(guides(recipe)),
+        trained_on=list(recipe.train),
+        weights=folder.weights or (last if set(last) <= set(recipe.train) else {}),
+        epochs={name: drawn.get(name, 0) / rows for name, rows in sizes.items()},
+        selection=_selection(folder),
+        queries={name: extremes(queries, longest) for name, queries in folder.dev.items()},
+        scores={name: 100 * evaluation.mean(MEASURE) for name, evaluation in folder.scores.items()},
+        cost={part: spent * factor for part, spent in _spent(record).items()},
+        trainings=trainings,
+        recipe=dump_recipe(recipe),
+        versions=record.get("versions", {}),
+        device=record.get("device", ""),
+    )
 
 
 def _group(runs: Sequence[Run], members: list[int], tests: Sequence[str], shared: Sequence[str]) -> Group:
@@ -192,16 +188,16 @@ def _group(runs: Sequence[Run], members: list[int], tests: Sequence[str], shared
 def _selection(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Return the dev NDCG@10 of every checkpoint, which the host keeps in its newest checkpoint."""
     states = (folder.path / CHECKPOINTS_FOLDER).glob("checkpoint-*/trainer_state.json")
-    for path in sorted(states, key=lambda path: int(path.parent.name.rpartition("-")[2]), reverse=True):
+    # Of two numbers the longer one is greater.
+    for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
         try:
-            history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-        except ValueError:
+            looks = read_looks(path, MEASURE)
+        except DataError:
             continue  # cut short when the run was killed; the one before it is whole
-        looks = [line for line in history if f"eval_{MEASURE}" in line]
         names = {name: f"eval_{name}_{MEASURE}" for name in folder.recipe.dev}
         if len(names) > 1:
             names["mean"] = f"eval_{MEASURE}"
-        found = {n: [(line["step"], 100 * line[key]) for line in looks if key in line] for n, key in names.items()}
+        found = {n: [(look["step"], 100 * look[key]) for look in looks if key in look] for n, key in names.items()}
         return {name: points for name, points in found.items() if points}
     return {}
 

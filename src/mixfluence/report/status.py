@@ -112,6 +112,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
     silent = (time.time() if now is None else now) - changed
     logged = next((line for line in reversed(trace) if "loss" in line), {})
     measured = next((line for line in reversed(trace) if line.get("update", {}).get("influence")), None)
+    influence = measured["update"]["influence"] if measured else {}
     found = [line["outcome"] for line in trace if "outcome" in line]
     return Status(
         name=run.recipe.name,
@@ -126,7 +127,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
         learning_rate=logged.get("learning_rate"),
         history=found or [line["weights"] for line in trace if "weights" in line],
         searching=bool(found),
-        influence=measured["update"]["influence"] if measured else {},
+        influence={name: value for name, value in influence.items() if value is not None},
         influence_step=measured["step"] if measured else None,
         checkpoint=_last_checkpoint(folder),
         changed=changed,

@@ -64,7 +64,7 @@ class RowStream:
     def _take_plainly(self, count: int) -> Rows | None:
         """Return the next rows if all of them may stand in one batch, as is the rule; None if they may not."""
         position, waiting = self.state
-        wanted = rows_to_read(count, len(waiting)) if len(waiting) < count else 0
+        wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
         doubtful = bool(waiting) or self._entangled_in_block(position, count) > 1
         if doubtful and entangled(self._text_keys(rows[:count])).any():
@@ -76,15 +76,13 @@ class RowStream:
         """Return rows that may stand in one batch, and put off those that may not."""
         batch = Batch(count)
         position, waiting = self.state
-        candidates = np.array(waiting, np.int64)
+        rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
         patience = max(4 * count, min(self.size, LOOKAHEAD))
-        while True:
-            rest = batch.add(candidates, self._text_keys(candidates))
-            if batch.full or len(batch.postponed) >= patience:
-                break
+        while not batch.full and len(batch.postponed) < patience:
             wanted = rows_to_read(count, len(batch.rows))
             candidates = self._shuffled(position, wanted)
-            position += wanted
+            # Rows that were not looked at are read again, not kept waiting.
+            position += wanted - len(batch.add(candidates, self._text_keys(candidates)))
         self.state = StreamState(position, (*batch.postponed, *rest))
         return np.array(batch.rows, np.int64)
 
@@ -124,7 +122,7 @@ def entangled(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     shared = answers[1:][answers[1:] == answers[:-1]]
     if keys.shape[1] > 2:
         shared = np.concatenate([shared, np.intersect1d(keys[:, 2:], answers)])
-    return np.isin(keys, shared).any(axis=1) if len(shared) else np.zeros(len(keys), bool)
+    return np.asarray(np.isin(keys, shared).any(axis=1)) if len(shared) else np.zeros(len(keys), bool)
 
 
 def share(rows: Rows, rank: int, world: int) -> Rows:
