@@ -21,12 +21,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 SINGLE = ["covidqa", "climatefever", "cosqa", "socode"]
 JOINT = ["covidqa", "cosqa", "climatefever", "insuranceqa", "obliqa"]
 STATIC = {
     "proportional": "{name: static, init: proportional}",
     "uniform": "{name: static, init: uniform}",
 }
+# Samplers that look at no dev set, so that one run with the whole pool is a run for every target.
+UNGUIDED = {"static", "cooldown", "doremi", "tdro"}
+# What is left of a finished run: a replay reads it.
+KEPT = {"weights.json", "trace.jsonl"}
+FAILED = "failed"
 
 
 class Cell(NamedTuple):
@@ -43,6 +50,10 @@ class Cell(NamedTuple):
     def key(self) -> str:
         """What tells the cell from all others."""
         return f"{self.method} {'+'.join(self.targets)} {self.own} {self.seed} {self.steps}"
+
+    def folder(self, scratch: str) -> Path:
+        """Return where it runs."""
+        return Path(scratch) / self.key.replace(" ", "_")
 
 
 def cells(
@@ -66,6 +77,7 @@ def work(queue: Any, results: Any, options: argparse.Namespace) -> None:
         try:
             results.put(run_cell(cell, options))
         except Exception as error:  # one bad cell must not end the study
+            (cell.folder(options.scratch) / FAILED).touch()
             results.put({"key": cell.key, "error": f"{type(error).__name__}: {error}"})
     results.put(None)
 
@@ -83,8 +95,9 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             self.scores |= {name: value for name, value in metrics.items() if "ndcg@10" in name}
 
-    folder = Path(options.scratch) / cell.key.replace(" ", "_")
+    folder = cell.folder(options.scratch)
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     names = [] if cell.targets == ("all",) else list(cell.targets)
     changes = [*recipe_changes(cell, names, options), *options.set, f"output={folder}"]
     recipe = load_recipe(find_recipe("english13"), changes)
@@ -96,7 +109,11 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
         line["update"] | {"step": line["step"], "weights": line["weights"]} for line in trace if "update" in line
     ]
     record = json.loads((folder / "record.json").read_text())
-    shutil.rmtree(folder)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in KEPT:
+            path.unlink()
     return {
         "key": cell.key,
         "method": cell.method,
@@ -114,6 +131,19 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def strategy_of(cell: Cell, scratch: str) -> str:
+    """Return the strategy, with the folder of the run that a replay replays in place of its method's name."""
+    strategy = yaml.safe_load(cell.strategy)
+    if strategy["name"] != "replay":
+        return cell.strategy
+    other = cell._replace(method=strategy["run"]).folder(scratch)
+    while not (other / "weights.json").exists():
+        if (other / FAILED).exists():
+            raise FileNotFoundError(f"{other}: failed, so there is nothing to replay")
+        time.sleep(1)
+    return yaml.safe_dump({**strategy, "run": str(other)}, default_flow_style=True).strip()
+
+
 def recipe_changes(cell: Cell, names: list[str], options: argparse.Namespace) -> list[str]:
     from mixfluence.config.files import find_recipe, load_recipe
 
@@ -124,7 +154,7 @@ def recipe_changes(cell: Cell, names: list[str], options: argparse.Namespace) ->
         f"model.name={options.model}",
         f"train={pool}",
         f"dev={names or domains}",
-        f"strategy={cell.strategy}",
+        f"strategy={strategy_of(cell, options.scratch)}",
         f"seed={cell.seed}",
         f"training.steps={cell.steps}",
     ]
@@ -140,8 +170,14 @@ def grid(options: argparse.Namespace) -> list[Cell]:
         targets = [(tuple(t.split(":")[0].split("+")), t.split(":")[1]) for t in options.targets]
         return list(cells(methods, targets, options))
     joint = [(tuple(JOINT), "in")]
-    adaptive = cells(methods, single + joint, options)
-    static = cells(STATIC, [(("all",), "in"), *((names, own) for names, own in single if own == "out")], options)
+    pools: list[tuple[tuple[str, ...], str]] = [
+        (("all",), "in"),
+        *((names, own) for names, own in single if own == "out"),
+    ]
+    unguided = {name: line for name, line in methods.items() if yaml.safe_load(line)["name"] in UNGUIDED}
+    guided = {name: line for name, line in methods.items() if name not in unguided}
+    adaptive = [*cells(guided, single + joint, options), *cells(unguided, pools, options)]
+    static = cells(STATIC, pools, options)
     alone = cells(
         {"own set only": STATIC["uniform"]}, [((n,), "only") for n in SINGLE] + [(tuple(JOINT), "only")], options
     )

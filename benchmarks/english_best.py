@@ -1,0 +1,41 @@
+"""The setting of every sampler that did best on dev, one line each, for `english_study.py final --methods`.
+
+    python benchmarks/english_study.py explore DATA --methods benchmarks/english_methods.txt --targets ... --out FILE
+    python benchmarks/english_best.py FILE
+
+Lines of the methods file are named `sampler, setting`; every sampler must have as many settings as any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    lines = [json.loads(line) for line in parser.parse_args().results.read_text().splitlines()]
+    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    strategies: dict[str, str] = {}
+    for line in (line for line in lines if "error" not in line):
+        scores[line["method"].split(",")[0]][line["method"]].append(_dev(line))
+        strategies[line["method"]] = line["strategy"]
+    tried = {sampler: len(settings) for sampler, settings in scores.items()}
+    assert len(set(tried.values())) == 1, f"settings tried: {tried}"
+    for settings in scores.values():
+        best = max(settings, key=lambda method: fmean(settings[method]))
+        print(f"{best}={strategies[best]}")
+
+
+def _dev(line: dict[str, Any]) -> float:
+    """Return the mean NDCG@10 over the targets, on the halves of dev that did not guide."""
+    return fmean(line["dev"][f"eval_{target}_ndcg@10"] for target in line["targets"])
+
+
+if __name__ == "__main__":
+    main()
