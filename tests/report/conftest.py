@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import yaml
-from filelock import FileLock
 
 from mixfluence.config.files import load_recipe
 from mixfluence.experiment import run
@@ -22,14 +20,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) -> Pa
     Runs are called by their method; further seeds are `static-1`, `inf-dds-1`; the killed one is `killed`. Three
     domains are trained on; one is called like a piece of HTML.
     """
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder = shared / "runs-of-every-method"
-    with FileLock(shared / "runs.lock"):
-        if not (folder / "done").exists():
-            _make_runs(folder, tiny_bert_folder)
-            (folder / "done").touch()
+    folder = tmp_path_factory.mktemp("runs-of-every-method")
+    _make_runs(folder, tiny_bert_folder)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker have all tests that need the runs, so that they are made once."""
+    for item in items:
+        if "runs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("runs"))
 
 
 def _make_runs(folder: Path, model: Path) -> None:

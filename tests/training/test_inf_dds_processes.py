@@ -18,7 +18,7 @@ from tests.training.runs import start_processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_several_processes_probe_as_one_process_does(processes: int, tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "several").mkdir()
     program = "tests.training.inf_dds_process_run"
