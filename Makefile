@@ -29,7 +29,7 @@ test-slow: setup ## a soak of 200 killed and resumed runs, and jobs of two and f
 browser: ## Debian's chromium, in which report pages are tested; installed if that is allowed
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 	  && apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium > /dev/null; } \
-	  || echo 'no chromium and no right to install it: report pages will NOT be tested in a browser'
+	  || echo 'no chromium and no right to install it: the tests of report pages in a browser will fail'
 
 unit: setup ## the quick tests only (under a minute)
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not soak'

@@ -128,10 +128,12 @@ def test_a_variable_that_is_to_blame_is_named_and_left_as_it_was(load: Load, mon
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("changes", [{}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}])
-def test_a_whole_group_is_taken(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_group_is_taken_as_it_is(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (WHOLE_GROUP | changes).items():
         monkeypatch.setenv(name, value)
+    before = dict(os.environ)
     check_environment()
+    assert dict(os.environ) == before
 
 
 @pytest.mark.usefixtures("alone")
