@@ -17,13 +17,14 @@ import mixfluence
 SOURCE = Path(mixfluence.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-TOOLS = {"errors", "atomic", "run_folder", "display"}
+TOOLS = {"errors", "atomic", "modes", "run_folder", "display"}
 PARTS = {*TOOLS, "attention", "encoders", "influence", "policy", "strategies", "data", "clustering", "evaluation"}
 PARTS |= {"training"}
 # Room -> the other rooms it may import. Only what puts a run together knows recipes, and only `cli` the user.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
     "atomic": set(),
+    "modes": set(),
     "run_folder": {"errors"},
     "display": set(),
     "attention": set(),
@@ -56,7 +57,7 @@ GUESTS: dict[str, set[str]] = {
         *{"assembly", "stage_run", "experiment"},
     },
     "torch": {
-        *{"influence", "training", "encoders", "data", "clustering", "evaluation", "attention"},
+        *{"influence", "training", "encoders", "data", "clustering", "evaluation", "attention", "modes"},
         *{"assembly", "stage_run", "experiment"},
     },
     "datasets": {"training", "data", "clustering", "cli"},

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.modes import modes_kept
 
 # The host would keep the precision a checkpoint was stored in, and training in half precision loses small steps.
 # It would refuse tensors of another shape without saying which; `_refuse_random` does.
@@ -113,7 +113,7 @@ def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
     if words is not None and len(words) <= len(words.all_special_ids):
         raise DataError(f"encoder '{name}': its tokenizer knows no words; are its files there?")
     try:
-        with _in_use(model):
+        with modes_kept(model):
             model.encode("a text", show_progress_bar=False)
     except Exception as error:  # whatever a module of the model says
         raise RecipeError(f"encoder '{name}' does not make a vector of a text: {_one_line(error)}") from error
@@ -143,22 +143,11 @@ def _passed_through(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -
     trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     if not trained:
         return []
-    with _in_use(model):
+    with modes_kept(model):
+        model.eval()
         vectors = model(batch_to_device(model.preprocess(["a text"]), model.device))["sentence_embedding"]
     gradients = torch.autograd.grad(vectors.sum(), list(trained.values()), allow_unused=True)
     return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None]
-
-
-@contextmanager
-def _in_use(model: SentenceTransformer) -> Iterator[None]:
-    """Take dropout and the like out of a model for a while."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _one_line(error: Exception) -> str:

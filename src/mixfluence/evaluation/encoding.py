@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.texts import tokenise_texts
 from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import MixfluenceError
+from mixfluence.modes import modes_kept
 
 # Names under which the host looks for a prompt, the first that there is.
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -56,7 +56,7 @@ def encode_task(
         )
         return embeddings
 
-    with _modes_kept(model), shape_free_attention():
+    with modes_kept(model), shape_free_attention():
         model.eval()
         return encode("query", task.queries, task.query_prompt), encode("document", task.docs, task.passage_prompt)
 
@@ -88,14 +88,3 @@ def _embed(model: SentenceTransformer, texts: TokenTable, batch_size: int, show_
         found.append(F.normalize(embeddings, dim=-1))
     joined = torch.cat(found)
     return torch.empty_like(joined).index_copy_(0, torch.from_numpy(order).to(joined.device), joined)
-
-
-@contextmanager
-def _modes_kept(model: SentenceTransformer) -> Iterator[None]:
-    """Undo the host's `eval()` module by module: some parts may have been frozen in that mode on purpose."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.snapshot import Snapshot
+from mixfluence.modes import modes_kept
 
 # Part of the greatest learning rate below which `floored` probes do not go.
 LEAST_RATE = 0.5
@@ -31,18 +32,15 @@ def way_back(snapshot: Snapshot) -> Iterator[None]:
 @contextmanager
 def surroundings(modules: nn.Module) -> Iterator[None]:
     """Put modes and random states back at the end."""
-    modes = [(part, part.training) for part in modules.modules()]
     # Not ours to use, but a loss or a metric may.
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices):
+        with modes_kept(modules), torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        for part, mode in modes:
-            part.training = mode
 
 
 @contextmanager
