@@ -131,17 +131,25 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def strategy_of(cell: Cell, scratch: str) -> str:
-    """Return the strategy, with the folder of the run that a replay replays in place of its method's name."""
+def strategy_of(cell: Cell, options: argparse.Namespace) -> str:
+    """Return the strategy with what only this machine knows: CRISP's encoder, and the folder that a replay replays."""
     strategy = yaml.safe_load(cell.strategy)
-    if strategy["name"] != "replay":
+    if strategy["name"] == "crisp":
+        strategy["encoder"] = options.model
+    elif strategy["name"] == "replay":
+        strategy["run"] = str(finished(cell._replace(method=strategy["run"]).folder(options.scratch)))
+    else:
         return cell.strategy
-    other = cell._replace(method=strategy["run"]).folder(scratch)
-    while not (other / "weights.json").exists():
-        if (other / FAILED).exists():
-            raise FileNotFoundError(f"{other}: failed, so there is nothing to replay")
+    return yaml.safe_dump(strategy, default_flow_style=True, width=1000).strip()
+
+
+def finished(folder: Path) -> Path:
+    """Return the folder of another cell once its run is over."""
+    while not (folder / "weights.json").exists():
+        if (folder / FAILED).exists():
+            raise FileNotFoundError(f"{folder}: failed, so there is nothing to replay")
         time.sleep(1)
-    return yaml.safe_dump({**strategy, "run": str(other)}, default_flow_style=True).strip()
+    return folder
 
 
 def recipe_changes(cell: Cell, names: list[str], options: argparse.Namespace) -> list[str]:
@@ -154,7 +162,7 @@ def recipe_changes(cell: Cell, names: list[str], options: argparse.Namespace) ->
         f"model.name={options.model}",
         f"train={pool}",
         f"dev={names or domains}",
-        f"strategy={strategy_of(cell, options.scratch)}",
+        f"strategy={strategy_of(cell, options)}",
         f"seed={cell.seed}",
         f"training.steps={cell.steps}",
     ]
@@ -185,7 +193,7 @@ def grid(options: argparse.Namespace) -> list[Cell]:
     if options.longer:
         again = [cell for cell in chosen if cell.method in STATIC]
         chosen += [cell._replace(steps=options.longer, method=f"{cell.method}, same compute") for cell in again]
-    return chosen
+    return sorted(chosen, key=lambda cell: cell.seed)  # a study that is cut short has whole seeds
 
 
 def main() -> None:
