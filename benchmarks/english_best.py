@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import yaml
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -27,9 +29,20 @@ def main() -> None:
         strategies[line["method"]] = line["strategy"]
     tried = {sampler: len(settings) for sampler, settings in scores.items()}
     assert len(set(tried.values())) == 1, f"settings tried: {tried}"
-    for settings in scores.values():
-        best = max(settings, key=lambda method: fmean(settings[method]))
-        print(f"{best}={strategies[best]}")
+    best = {
+        sampler: max(settings, key=lambda name: fmean(settings[name])) for sampler, settings in sorted(scores.items())
+    }
+    for name in best.values():
+        print(f"{name}={_replaying_the_best(strategies[name], best)}")
+
+
+def _replaying_the_best(strategy: str, best: dict[str, str]) -> str:
+    """Return a strategy; a replay is of the best setting of the sampler that it replays."""
+    fields = yaml.safe_load(strategy)
+    if fields["name"] != "replay":
+        return strategy
+    fields["run"] = best[fields["run"]]
+    return yaml.safe_dump(fields, default_flow_style=True, width=1000).strip()
 
 
 def _dev(line: dict[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """The finished cells of `english_study.py final` as a Markdown table, with 95% t-intervals over seeds.
 
 python benchmarks/english_table.py benchmarks/results/english13.jsonl
+python benchmarks/english_table.py benchmarks/results/english13_methods.jsonl --costs costs.jsonl
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,6 +20,10 @@ from scipy.stats import t
 
 Column = tuple[tuple[str, ...], str]
 COLUMNS: list[Column] = [((name,), own) for own in ("in", "out") for name in SINGLE] + [(tuple(JOINT), "in")]
+
+
+# Fields of a line of method_cost.py; the first two in times of a static run, the last in sizes of the parameters.
+COSTS = ["measured", "predicted", "memory"]
 
 
 def fits(line: dict[str, Any]) -> Iterator[Column]:
@@ -36,24 +41,40 @@ def interval(values: list[float]) -> str:
     return f"{fmean(values):.1f} ± {half:.1f}"
 
 
-def rows(lines: Iterable[dict[str, Any]]) -> Iterator[str]:
-    scores: dict[str, dict[Column, list[float]]] = defaultdict(lambda: defaultdict(list))
+def rows(lines: Iterable[dict[str, Any]], costs: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Yield the table, a line for each method and number of steps.
+
+    Args:
+        lines: Finished cells.
+        costs: What `method_cost.py` measured of methods, of the same names.
+    """
+    scores: dict[tuple[str, int], dict[Column, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for names, pool in fits(line):
             score = 100 * fmean(line["test"][name] for name in names)
-            scores[f"{line['method']}, {line['steps']} steps"][names, pool].append(score)
+            scores[line["method"], line["steps"]][names, pool].append(score)
     heads = [f"{names[0] if len(names) == 1 else 'joint'}, {pool}" for names, pool in COLUMNS]
+    heads += COSTS if costs else []
     yield f"| | {' | '.join(heads)} |"
     yield "|---" * (len(heads) + 1) + "|"
-    for method, cells in scores.items():
-        yield f"| {method} | {' | '.join(interval(cells[c]) if c in cells else '' for c in COLUMNS)} |"
+    for (method, steps), cells in scores.items():
+        values = [interval(cells[column]) if column in cells else "" for column in COLUMNS]
+        if costs:
+            values += [f"{costs[method][name]:.1f}" if method in costs else "" for name in COSTS]
+        yield f"| {method}, {steps} steps | {' | '.join(values)} |"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    lines = [json.loads(line) for line in parser.parse_args().results.read_text().splitlines()]
-    print("\n".join(rows(line for line in lines if "test" in line)))
+    parser.add_argument("--costs", type=Path, help="what method_cost.py wrote")
+    options = parser.parse_args()
+    costs = {line["method"]: line for line in read_lines(options.costs)} if options.costs else {}
+    print("\n".join(rows((line for line in read_lines(options.results) if "test" in line), costs)))
 
 
 if __name__ == "__main__":

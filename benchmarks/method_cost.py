@@ -1,9 +1,10 @@
 """What every sampler costs against what its docstring says, in training steps of a static run, all in one go.
 
 Predicted is what `mixfluence plan` says. Measured: seconds of training, measuring, stages and clustering over those of
-a static run. The data is that of the recipe `english13`.
+a static run. The data is that of the recipe `english13`, the settings are those of its siblings or of a file.
 
     python benchmarks/method_cost.py DATA --target covidqa --steps 200
+    python benchmarks/method_cost.py DATA --methods benchmarks/english_chosen.txt --out costs.jsonl
 """
 
 from __future__ import annotations
@@ -12,10 +13,34 @@ import argparse
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import yaml
 
 METHODS = ["cooldown", "target-only", "inf-dds", "replay", "multidds", "aioli", "doge", "doremi", "tdro", "crisp"]
 PARTS = ("train", "probe", "cluster")
+
+
+class Method(NamedTuple):
+    """A sampler: the recipe it is run by, what is changed there, and the method that it replays, if any."""
+
+    recipe: str
+    changes: list[str]
+    replays: str | None = None
+
+
+def shipped() -> dict[str, Method]:
+    """Return the samplers as the recipes have them."""
+    return {name: Method(f"english13-{name}", [], "inf-dds" if name == "replay" else None) for name in METHODS}
+
+
+def listed(path: Path) -> dict[str, Method]:
+    """Return the samplers of a file of lines `name={strategy as YAML}`."""
+    lines = dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    return {
+        name: Method("english13", [f"strategy={line}"], yaml.safe_load(line).get("run"))
+        for name, line in lines.items()
+    }
 
 
 def seconds_of(record: dict[str, Any]) -> float:
@@ -23,37 +48,53 @@ def seconds_of(record: dict[str, Any]) -> float:
     return float(sum(record["seconds"].get(part, 0.0) for part in PARTS) + stages)
 
 
-def main() -> None:
+def measure(name: str, method: Method, common: list[str], scratch: Path) -> dict[str, Any]:
+    """Run a sampler; return its seconds, predicted cost and memory."""
     from mixfluence.config.files import find_recipe, load_recipe
     from mixfluence.experiment import run
     from mixfluence.planning import plan_run
 
+    folder = scratch / name.replace(" ", "_")
+    changes = [*common, *method.changes, f"output={folder}"]
+    if method.replays:
+        changes.append(f"strategy.run={scratch / method.replays.replace(' ', '_')}")
+    recipe = load_recipe(find_recipe(method.recipe), changes)
+    run(recipe)
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    return {
+        "method": name,
+        "seconds": seconds_of(record),
+        "predicted": plan_run(recipe).times_static,
+        "memory": record["probing"]["parameter_sizes"],
+    }
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--target", default="covidqa")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--methods", nargs="*", default=METHODS)
+    parser.add_argument("--methods", type=Path, help="file of lines: name={strategy as YAML}")
     parser.add_argument("--set", nargs="*", default=[], help="further changes to the recipes, key=value")
     parser.add_argument("--scratch", type=Path, default=Path("runs/method-cost"))
+    parser.add_argument("--out", type=Path, help="also write the lines there, as JSON")
     options = parser.parse_args()
     shutil.rmtree(options.scratch, ignore_errors=True)
     common = [f"defaults.path={options.data}/{{name}}", f"dev=[{options.target}]", "test={}", "selection=null"]
     common += [f"training.steps={options.steps}", *options.set]
-    print(f"{'method':12} {'seconds':>8} {'measured':>9} {'predicted':>10} {'memory':>7}", flush=True)
+    methods = {"uniform": Method("english13", ["strategy={name: static, init: uniform}"])}
+    methods |= listed(options.methods) if options.methods else shipped()
+    print(f"{'method':36} {'seconds':>8} {'measured':>9} {'predicted':>10} {'memory':>7}", flush=True)
     once = 0.0
-    for method in ["static", *options.methods]:
-        folder = options.scratch / method
-        changes = [*common, f"output={folder}"]
-        if method == "replay":
-            changes.append(f"strategy.run={options.scratch / 'inf-dds'}")
-        recipe = load_recipe(find_recipe("english13" if method == "static" else f"english13-{method}"), changes)
-        run(recipe)
-        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-        seconds = seconds_of(record)
-        once = once or seconds
-        expected = plan_run(recipe).times_static
-        memory = record["probing"]["parameter_sizes"]
-        print(f"{method:12} {seconds:8.1f} {seconds / once:9.2f} {expected:10.2f} {memory:7.1f}", flush=True)
+    for name, method in methods.items():
+        line = measure(name, method, common, options.scratch)
+        once = once or line["seconds"]
+        line["measured"] = line["seconds"] / once
+        numbers = "{seconds:8.1f} {measured:9.2f} {predicted:10.2f} {memory:7.1f}".format(**line)
+        print(f"{name:36} {numbers}", flush=True)
+        if options.out:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
