@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+from tests.hostile.cases_checkpoints import unfinished
 from tests.hostile.workplace import Case
 
 CHECK = "recipes check recipe.yaml"
@@ -31,9 +32,9 @@ def words(what: str, command: str) -> Case:
     return Case(what, f"{CHECK} {command}")
 
 
-def host(what: str, arguments: str) -> Case:
+def host(what: str, arguments: str, missing: str | None = None) -> Case:
     """Arguments that are handed on to the host, whose trainer alone knows that they cannot be."""
-    return Case(what, recipe={"steps: 4": f"steps: 4\n  host: {arguments}"})
+    return Case(what, recipe={"steps: 4": f"steps: 4\n  host: {arguments}"}, missing=missing)
 
 
 CASES = [
@@ -74,6 +75,7 @@ CASES = [
     change("a recipe that extends itself", "name: tiny", "name: tiny\nextends: ./recipe.yaml"),
     change("a recipe that extends a list", "name: tiny", "name: tiny\nextends: [a]"),
     Case("a run for a recipe", "plan run"),
+    Case("a run that was stopped for a recipe", "train run", arrange=unfinished),
     Case("the weights of a model for a recipe", "recipes show model/model.safetensors"),
     words("a change without a value", "training.steps"),
     words("a change that is not YAML", "'training.steps=[1'"),
@@ -89,6 +91,10 @@ CASES = [
     host("an optimizer that the host does not know", "{optim: adam}"),
     host("an argument that the schedule does not take", "{lr_scheduler_kwargs: {cycles: 2}}"),
     host("a tracker that the host does not know", "{report_to: nonsense}"),
+    host("noise that the host cannot add", "{neftune_noise_alpha: 5}"),
+    host("kernels whose package is missing", "{use_liger_kernel: true}", missing="liger_kernel"),
+    host("a way of compiling that there is not", "{torch_compile_mode: fast}"),
+    host("a learning rate for parameters that there are not", "{learning_rate_mapping: {decoder: 0.1}}"),
     Case(
         "a metric that needs a teacher's scores, and none",
         recipe={"dev: [dev]": "dev: [dev]\nstrategy: {name: inf-dds, probe: {metric: distillation}}"},

@@ -23,6 +23,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from transformers import BertForMaskedLM, BertModel
+from transformers.utils import is_liger_kernel_available
 
 from mixfluence.assembly import check_host, training_arguments
 from mixfluence.config.files import load_recipe
@@ -96,6 +97,24 @@ def test_a_number_in_quotes_is_a_number(load: Load, tiny_bert: SentenceTransform
     recipe = load(adam_epsilon="1e-7", dataloader_num_workers="2")
     args = training_arguments(recipe, tiny_bert, {})
     assert (args.adam_epsilon, args.dataloader_num_workers) == (1e-7, 2)
+
+
+@pytest.mark.parametrize("value", [5, 0.0, -1])
+def test_noise_is_refused_for_as_long_as_the_host_cannot_add_it(
+    load: Load, tiny_bert: SentenceTransformer, value: float
+) -> None:
+    check_host(load(neftune_noise_alpha=None))
+    with pytest.raises(RecipeError, match=r"^training\.host\.neftune_noise_alpha: "):
+        check_host(load(neftune_noise_alpha=value))
+    # What the host asks for its embeddings.
+    assert not hasattr(tiny_bert, "get_input_embeddings")
+
+
+def test_kernels_are_refused_where_the_host_has_none(load: Load) -> None:
+    check_host(load(use_liger_kernel="no"))
+    message = refusal(load(use_liger_kernel=True))
+    assert (message is None) == is_liger_kernel_available()
+    assert message is None or message.startswith("training.host.use_liger_kernel: needs the package liger-kernel")
 
 
 def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:

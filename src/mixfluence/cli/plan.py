@@ -33,12 +33,8 @@ def plan(
 ) -> None:
     """Tell what a run will cost before any step of it: epochs, overhead, memory, and what looks wrong."""
     from mixfluence.config.files import find_recipe, load_recipe
-    from mixfluence.run_folder import RECIPE_FILE
 
-    path = find_recipe(recipe)
-    if (path / RECIPE_FILE).is_file():
-        raise RecipeError(f"{path}: the folder of a run; its recipe is {path / RECIPE_FILE}")
-    parsed = load_recipe(path, overrides or [], files_may_be_missing=calibrate is None)
+    parsed = load_recipe(find_recipe(recipe), overrides or [], files_may_be_missing=calibrate is None)
     given = dict(map(_size, (part for text in sizes or [] for part in text.split(","))))
     prepare(verbose=False)
     from mixfluence.planning import plan_run

@@ -17,6 +17,7 @@ from mixfluence.config.recipe import Recipe
 from mixfluence.config.sources import FORMATS
 from mixfluence.config.strategy import RULES
 from mixfluence.errors import RecipeError
+from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 # Recipes are written by hand. A few lines of aliases of aliases would stand for billions of values.
@@ -75,6 +76,8 @@ _Loader.add_implicit_resolver(
 def find_recipe(name: str) -> Path:
     """Return the file a user means: a path, or the name of a recipe that ships with the package."""
     path = Path(name)
+    if path.is_dir():
+        raise RecipeError(_folder_message(path))
     if path.exists():
         return path
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
@@ -82,6 +85,18 @@ def find_recipe(name: str) -> Path:
         return shipped
     known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.yaml")))
     raise RecipeError(f"{name}: no such file, and no recipe of that name ships with mixfluence ({known})")
+
+
+def _folder_message(folder: Path) -> str:
+    """Return what somebody may have meant who gives a folder for a recipe: most likely a run."""
+    recipe = folder / RECIPE_FILE
+    if not recipe.is_file():
+        return f"{folder}: a folder, not a recipe, and there is no {RECIPE_FILE} in it"
+    message = f"{folder}: a folder, not a recipe; the recipe in it is {recipe}"
+    begun = (folder / TRACE_FILE).exists() or (folder / STAGES_FOLDER).exists()
+    if begun and not (folder / RECORD_FILE).exists():
+        message += f", and 'mixfluence train {recipe} --resume' goes on with its run"
+    return message
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missing: bool = False) -> Recipe:

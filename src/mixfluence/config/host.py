@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from inspect import formatannotation
 from typing import Any, get_type_hints
 
@@ -20,7 +21,7 @@ def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
         owner: The class that takes them.
 
     Raises:
-        RecipeError: Naming the first argument that is of another type.
+        RecipeError: Naming the first argument that is of another type, or with which no training can start.
     """
     hints = get_type_hints(owner)
     fitted = {}
@@ -31,4 +32,13 @@ def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
         except ValidationError as error:
             wanted, found = formatannotation(hints[name]).replace(" | ", " or "), reprlib.repr(value)
             raise RecipeError(f"training.host.{name}: expected {wanted}, found {found}") from error
+    _refuse_unusable(fitted)
     return fitted
+
+
+def _refuse_unusable(arguments: Mapping[str, Any]) -> None:
+    """Refuse what the host takes and stumbles over when training starts."""
+    if arguments.get("neftune_noise_alpha") is not None:
+        raise RecipeError("training.host.neftune_noise_alpha: the host adds no noise to sentence-transformers models")
+    if arguments.get("use_liger_kernel") and find_spec("liger_kernel") is None:
+        raise RecipeError("training.host.use_liger_kernel: needs the package liger-kernel, which is not installed")

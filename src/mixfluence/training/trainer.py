@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict
-from rich.console import Console
-from rich.progress import Progress
+from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -21,22 +19,24 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.attention import shape_free_attention
-from mixfluence.data.layout import Tokeniser
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
-from mixfluence.data.tokenising import tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import relative_rate
 from mixfluence.strategies import Static, Strategy
-from mixfluence.training.batches import Collator, MixtureRows, PlacedLoader
+from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.card import add_mixture_section
-from mixfluence.training.checkpoints import half_written_named, newest_whole, refuse_damaged, state_understood
+from mixfluence.training.checkpoints import half_written_named, state_understood
 from mixfluence.training.compiling import compile_encoder
-from mixfluence.training.draws import batch_sizes, build_sampler, fixed_settings, prompts_of
+from mixfluence.training.draws import build_sampler
+from mixfluence.training.facts import for_card, for_trace, for_trackers
+from mixfluence.training.loading import host_columns, open_loader, tokenise_all
 from mixfluence.training.packing import Packing, learn_packing, left_as_found
+from mixfluence.training.resuming import find_checkpoint, host_files_understood, identity, refuse_other_run
 from mixfluence.training.rounds import ProbeRounds
 from mixfluence.training.sampler import MixtureBatchSampler
+from mixfluence.training.starting import refuse_unstartable
 from mixfluence.training.trace import MixtureCallback, describe, read_state
 
 Pool = Mapping[str, RowSet | Dataset]
@@ -103,19 +103,18 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self._probing_seconds = 0.0
         if self.dev and "eval_dataset" not in host_options:
             judged = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
-            host_options["eval_dataset"] = _host_columns(judged) if judged else None
+            host_options["eval_dataset"] = host_columns(judged) if judged else None
         super().__init__(
             model=model,
             args=args,
-            train_dataset=_host_columns(self.mixture),
+            train_dataset=host_columns(self.mixture),
             loss=loss,
             callbacks=callbacks,
             **host_options,
         )
         # So that the host cuts dev queries and passages where the token cache cuts those of training.
         self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
-        if self.args.auto_find_batch_size:
-            raise RecipeError("auto_find_batch_size: the batch size decides what is drawn, so it must be given")
+        refuse_unstartable(self)
         path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
         self.add_callback(MixtureCallback(self, path))
 
@@ -126,24 +125,16 @@ class MixtureTrainer(SentenceTransformerTrainer):
             resume_from_checkpoint: A checkpoint, which must be whole, or True for the newest one that is.
             **host_options: Anything else the host takes.
         """
-        checkpoint: Path | None = None
-        if resume_from_checkpoint is True:
-            checkpoint = newest_whole(self.args.output_dir)
-            if checkpoint is None:
-                raise DataError(f"{self.args.output_dir}: no checkpoint to resume from")
-        elif resume_from_checkpoint:
-            checkpoint = Path(resume_from_checkpoint)
-            refuse_damaged(checkpoint)
+        checkpoint = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         with state_understood(checkpoint or self.args.output_dir):
             self.resumed = self._load_state(checkpoint) if checkpoint else None
-        with shape_free_attention(), left_as_found(self.model), half_written_named(self):
-            try:
-                return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **host_options)
-            except Exception as error:
-                # By name, so that this package need not import what it never uses to read a file.
-                if type(error).__name__ not in {"UnpicklingError", "EOFError"}:
-                    raise
-                raise DataError(f"{checkpoint}: not a checkpoint of the host's ({error})") from error
+        with (
+            shape_free_attention(),
+            left_as_found(self.model),
+            half_written_named(self),
+            host_files_understood(checkpoint),
+        ):
+            return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **host_options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
@@ -164,18 +155,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
                 self.sampler.load_state_dict(self.resumed["sampler"], skip=not self.args.ignore_data_skip)
                 if self._rounds:
                     self._rounds.load_state_dict(self.resumed["rounds"])
-        # Not handed to accelerate: the sampler gives each process its share itself, and accelerate would
-        # read one batch ahead, which delays new weights by a step.
-        return PlacedLoader(
-            rows,
-            device=self.args.device,
-            batch_sampler=self.sampler,
-            collate_fn=collate,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-        )
+        return open_loader(self.args, rows, self.sampler, collate)
 
     @property
     def tokenised(self) -> dict[str, TokenisedRows]:
@@ -216,24 +196,14 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def describe_datasets(self) -> dict[str, dict[str, int]]:
         """Return what the trace says of each dataset: its rows, distinct positives and rows per batch."""
-        sizes = batch_sizes(self.args.train_batch_size, self.args.world_size, self.tokenised)
-        return {
-            name: {
-                "rows": len(rows),
-                "distinct_positives": rows.distinct_positives,
-                "batch_size": sizes[name],
-            }
-            for name, rows in self.tokenised.items()
-        }
+        return for_trace(self.args, self.tokenised)
 
     def mixture_state(self) -> dict[str, Any]:
         """Return what a checkpoint needs beyond the host's: draws, strategy and the data's fingerprints."""
         return {
             "sampler": self.sampler.state_dict(),
             "strategy": self.strategy.state_dict(),
-            "fingerprints": self.mixture.fingerprints,
-            "dev_fingerprints": self._guides(),
-            "settings": self._settings(),
+            **self._identity(),
             "rounds": self._rounds.state_dict() if self._rounds else None,
             "influence": self._influence,
         }
@@ -241,10 +211,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add each dataset's probability, rows drawn and last influence, so that every tracker shows them."""
         if "loss" in logs:
-            drawn = dict(zip(self.mixture, self.sampler.rows_drawn.tolist(), strict=True))
-            logs = logs | {f"sampling/{name}": round(p, 6) for name, p in self.probabilities().items()}
-            logs |= {f"rows_drawn/{name}": rows for name, rows in drawn.items()}
-            logs |= {f"influence/{name}": value for name, value in self._influence.items()}
+            logs = logs | for_trackers(self.probabilities(), self._rows_drawn(), self._influence)
             if self._rounds:
                 logs["probing/seconds"] = round(self._probing_seconds, 3)
         super().log(logs, start_time)
@@ -254,24 +221,11 @@ class MixtureTrainer(SentenceTransformerTrainer):
         super().save_model(output_dir, _internal_call)
         if self.args.should_save and hasattr(self, "sampler"):
             folder = Path(output_dir or self.args.output_dir)
-            add_mixture_section(folder / "README.md", self.strategy, self._mixture_table())
+            table = for_card(self.mixture.sizes, self.probabilities(), self._rows_drawn())
+            add_mixture_section(folder / "README.md", self.strategy, table)
 
     def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
-        tokeniser = Tokeniser(self.model)
-        console = Console(stderr=True)
-        silent = self.args.disable_tqdm or not console.is_terminal
-        names = {*self.mixture, *(self.dev or ())}
-        with (
-            self.args.main_process_first(desc="tokenising"),
-            Progress(console=console, transient=True, disable=silent) as progress,
-        ):
-            bar = progress.add_task("tokenising", total=sum(datasets.sizes.values()))
-            return {
-                name: tokenise(
-                    rows, tokeniser, prompts_of(self.args, name, names), lambda count: progress.advance(bar, count)
-                )
-                for name, rows in datasets.items()
-            }
+        return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
         wanted = self.args.device.type == "cuda" if self.packing is None else self.packing
@@ -287,51 +241,15 @@ class MixtureTrainer(SentenceTransformerTrainer):
             compile_encoder(self.model)
         return packing
 
-    def _mixture_table(self) -> list[dict[str, Any]]:
-        drawn = self.sampler.rows_drawn.tolist()
-        return [
-            {
-                "dataset": name,
-                "rows": size,
-                "probability": probability,
-                "rows drawn": rows,
-                "epochs": rows / size,
-            }
-            for (name, size), probability, rows in zip(
-                self.mixture.sizes.items(), self.probabilities().values(), drawn, strict=True
-            )
-        ]
+    def _rows_drawn(self) -> dict[str, int]:
+        return dict(zip(self.mixture, self.sampler.rows_drawn.tolist(), strict=True))
 
     def _load_state(self, checkpoint: Path) -> dict[str, Any]:
         state = read_state(checkpoint)
-        _refuse_other_data(
-            checkpoint, "trained on {}, the mixture is {}", state["fingerprints"], self.mixture.fingerprints
-        )
-        for setting, value in self._settings().items():
-            if (saved := state["settings"][setting]) != value:
-                raise DataError(f"{checkpoint}: written with {setting} {saved}, cannot go on with {value}")
-        _refuse_other_data(checkpoint, "guided by {}, the dev sets are {}", state["dev_fingerprints"], self._guides())
+        refuse_other_run(checkpoint, state, self._identity())
         self.strategy.load_state_dict(state["strategy"])
         self._influence = state["influence"]
         return state
 
-    def _settings(self) -> dict[str, Any]:
-        """Return what a resumed run must share with its checkpoint."""
-        return {**fixed_settings(self.args), "strategy": type(self.strategy).__name__}
-
-    def _guides(self) -> dict[str, str]:
-        """Return the fingerprints of the dev sets that guide the strategy."""
-        return self.dev.fingerprints if self.dev and self.strategy.probe else {}
-
-
-def _refuse_other_data(checkpoint: Path, difference: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    if list(before) != list(now):
-        raise DataError(f"{checkpoint}: {difference.format(', '.join(before), ', '.join(now))}")
-    for name in now:
-        if before[name] != now[name]:
-            raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
-
-
-def _host_columns(mixture: Mapping[str, RowSet]) -> DatasetDict:
-    """Return the mixture as the host wants to see it, for its model card and its evaluation loss."""
-    return DatasetDict({name: rows.rows.select_columns(["anchor", "positive"]) for name, rows in mixture.items()})
+    def _identity(self) -> dict[str, Any]:
+        return identity(self.args, self.strategy, self.mixture, self.dev)
