@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,6 +28,11 @@ WORDS = [f"w{number}" for number in range(200)]
 # A busy machine is no reason to fail, and a failure should come back when the test is run again.
 settings.register_profile("mixfluence", deadline=None, derandomize=True)
 settings.load_profile("mixfluence")
+
+
+def pytest_collection_finish() -> None:
+    # After every training the host looks for garbage, a quarter of a second long if it also looks at all modules.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

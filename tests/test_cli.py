@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import shlex
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from tests.hostile.workplace import Case, run_program
 from tests.test_experiment import recipe_path
 
 __all__ = ["recipe_path"]
@@ -18,6 +22,13 @@ pytestmark = pytest.mark.slow
 def mixfluence(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("mixfluence")
     return subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+
+
+def mixfluence_here(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, which has imported already what a new one would import for seconds."""
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
+        code = run_program(Case("nothing", shlex.join(words)), folder)
+    return subprocess.CompletedProcess(words, code, output.getvalue(), errors.getvalue())
 
 
 def test_help_is_there_and_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -39,12 +50,12 @@ def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
     assert "NDCG@10" in trained.stdout
     assert "Traceback" not in trained.stderr
 
-    again = mixfluence("train", str(recipe_path), folder=tmp_path)
+    again = mixfluence_here("train", str(recipe_path), folder=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("error: ") == 1
     assert "--resume" in again.stderr
 
-    judged = mixfluence("evaluate", "run", "--bm25", "--measure", "recall@100", "--to", "scores", folder=tmp_path)
+    judged = mixfluence_here("evaluate", "run", "--bm25", "--measure", "recall@100", "--to", "scores", folder=tmp_path)
     assert judged.returncode == 0, judged.stderr
     assert "RECALL@100" in judged.stdout
     assert "BM25" in judged.stdout

@@ -1,4 +1,4 @@
-"""`mixfluence plan` and `mixfluence status` as a user meets them: real processes, exit codes, the right stream."""
+"""`mixfluence plan` and `mixfluence status` as a user meets them: exit codes, the right stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import mixfluence
+from tests.test_cli import mixfluence, mixfluence_here
 from tests.test_experiment import recipe_path
 
 __all__ = ["recipe_path"]
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_recipe_is_planned_with_its_data(recipe_path: Path, tmp_path: Path) -> None:
+    # A process of its own, because the host has most to say while it is imported.
     result = mixfluence("plan", str(recipe_path), "strategy=inf-dds", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -28,7 +29,7 @@ def test_a_recipe_is_planned_with_its_data(recipe_path: Path, tmp_path: Path) ->
 
 
 def test_a_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
-    result = mixfluence("plan", "english13-inf-dds", "dev=[covidqa]", folder=tmp_path)
+    result = mixfluence_here("plan", "english13-inf-dds", "dev=[covidqa]", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     # (13 x 3 + 14 looks of 256 rows in batches of 128, a third each) x 7 updates.
     assert "7 updates from step 25 on, each 48.3 training steps (+85%)" in result.stdout
@@ -38,7 +39,7 @@ def test_a_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
 
 def test_sizes_can_be_told_and_the_plan_read_by_programs(tmp_path: Path) -> None:
     told = "--sizes=socode=1000,nq=20", "--sizes=dev.covidqa=100"
-    result = mixfluence("plan", "english13-inf-dds", "dev=[covidqa]", *told, "--json", folder=tmp_path)
+    result = mixfluence_here("plan", "english13-inf-dds", "dev=[covidqa]", *told, "--json", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     rows = {dataset["name"]: dataset["rows"] for dataset in plan["datasets"]}
@@ -57,7 +58,7 @@ def test_sizes_can_be_told_and_the_plan_read_by_programs(tmp_path: Path) -> None
     ],
 )
 def test_mistakes_exit_with_2_and_one_line(tmp_path: Path, words: list[str], message: str) -> None:
-    result = mixfluence("plan", "english13", *words, folder=tmp_path)
+    result = mixfluence_here("plan", "english13", *words, folder=tmp_path)
     assert result.returncode == 2
     assert result.stdout == ""
     assert message in result.stderr
@@ -65,7 +66,7 @@ def test_mistakes_exit_with_2_and_one_line(tmp_path: Path, words: list[str], mes
 
 
 def test_calibration_gives_hours_and_leaves_nothing_behind(recipe_path: Path, tmp_path: Path) -> None:
-    result = mixfluence("plan", str(recipe_path), "strategy=multidds", "--calibrate", "6", folder=tmp_path)
+    result = mixfluence_here("plan", str(recipe_path), "strategy=multidds", "--calibrate", "6", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "on this machine" in result.stdout
     assert "s an update" in result.stdout
@@ -73,11 +74,11 @@ def test_calibration_gives_hours_and_leaves_nothing_behind(recipe_path: Path, tm
 
 
 def test_status_tells_of_a_run_and_refuses_what_is_none(recipe_path: Path, tmp_path: Path) -> None:
-    assert mixfluence("train", str(recipe_path), "test={}", "selection=null", folder=tmp_path).returncode == 0
-    result = mixfluence("status", "run", folder=tmp_path)
+    assert mixfluence_here("train", str(recipe_path), "test={}", "selection=null", folder=tmp_path).returncode == 0
+    result = mixfluence_here("status", "run", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "tiny: static, finished" in result.stdout
     assert "12 of 12 (100%)" in result.stdout
-    refused = mixfluence("status", "data", folder=tmp_path)
+    refused = mixfluence_here("status", "data", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.strip() == "error: data: not a run folder, it has no recipe.yaml"

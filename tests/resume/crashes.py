@@ -24,6 +24,7 @@ import yaml
 
 from mixfluence.run_folder import read_trace
 from mixfluence.training.checkpoints import list_checkpoints
+from tests.forked import server
 from tests.test_experiment import write_domain
 from tests.test_methods import chosen
 
@@ -32,8 +33,6 @@ SOAK_TIMEOUT = 120.0
 # Whether a run folder shows that its process, started at a time, is where it should be stopped.
 Moment = Callable[[Path, float], bool]
 TIMED = {"seconds", "gpu_hours"}
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["tests.resume.crashes", "mixfluence.experiment", "mixfluence.training.stopping"])
 
 
 def write_recipe(
@@ -79,7 +78,7 @@ class Run:
         self.log = output.with_suffix(".log")
         words = ["train", str(recipe), f"output={output}", *(["--resume"] if resume else [])]
         cache = str(recipe.parent / "cache")
-        self._process: ForkServerProcess = _server.Process(target=_main, args=(words, self.log, cache, largest_file))
+        self._process: ForkServerProcess = server.Process(target=_main, args=(words, self.log, cache, largest_file))
         self._started = time.time()
         self._process.start()
 

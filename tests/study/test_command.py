@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import threading
 import time
@@ -20,8 +21,9 @@ import pytest
 from mixfluence.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECORD_FILE, read_trace
 from mixfluence.study import Cell, build_cells, load_study, run_cells
 from mixfluence.study.cell import State, run_cell, state_of
+from mixfluence.study.workers import IMPORTS
 from tests.study.conftest import WriteStudy
-from tests.test_cli import mixfluence
+from tests.test_cli import mixfluence, mixfluence_here
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +36,7 @@ def times(folder: Path) -> dict[Path, int]:
 
 def test_a_grid_runs_once_and_its_table_is_written(write_study: WriteStudy, tmp_path: Path) -> None:
     path = write_study()
-    planned = mixfluence("study", str(path), *WORDS, "--dry-run", folder=tmp_path)
+    planned = mixfluence_here("study", str(path), *WORDS, "--dry-run", folder=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.count("(new)") == 4
     assert "in 4 cells" in planned.stdout
@@ -55,7 +57,7 @@ def test_a_grid_runs_once_and_its_table_is_written(write_study: WriteStudy, tmp_
     assert not list((tmp_path / "out").rglob(MODEL_FOLDER))
     assert not list((tmp_path / "out").rglob(CHECKPOINTS_FOLDER))
 
-    again = mixfluence("study", str(path), *WORDS, folder=tmp_path)
+    again = mixfluence_here("study", str(path), *WORDS, folder=tmp_path)
     assert again.returncode == 0
     assert "0 cells to run, 4 are finished" in again.stderr
     assert times(tmp_path / "out") == done
@@ -65,11 +67,11 @@ def test_a_grid_runs_once_and_its_table_is_written(write_study: WriteStudy, tmp_
 def test_a_failing_cell_is_reported_and_the_others_go_on(write_study: WriteStudy, tmp_path: Path) -> None:
     rows = [
         {"label": "wrong", "sampler": "static", "changes": ["model.name=nowhere"], "seeds": 1},
-        {"label": "right", "sampler": "static", "seeds": 1},
+        {"label": "right", "sampler": "static", "changes": ["training.host={dataloader_num_workers: 1}"], "seeds": 1},
         {"label": "mix", "sampler": "static", "seeds": 1, "resampled": True},
         {"label": "zero-shot", "reference": "zero-shot"},
     ]
-    result = mixfluence("study", str(write_study(rows=rows)), *WORDS, folder=tmp_path)
+    result = mixfluence_here("study", str(write_study(rows=rows)), *WORDS, folder=tmp_path)
     assert result.returncode == 1
     assert "wrong/0: failed, encoder 'nowhere' cannot be loaded" in result.stderr
     assert {file.parent.parent.name for file in times(tmp_path / "out")} == {"right", "mix", "zero-shot"}
@@ -81,7 +83,7 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(write_study: WriteStudy
 def test_a_killed_cell_is_reported_and_resumed(write_study: WriteStudy) -> None:
     path = write_study()
     study = load_study(str(path))
-    changes = ["training.steps=40", "training.log_every=1"]
+    changes = ["training.steps=24", "training.log_every=1"]
     place, data = study.place("twin"), path.parent / "elsewhere"
     cells = build_cells(study, place, path.parent / "out", data=data, seeds=1, changes=changes)
     victim, other = reversed(cells)
@@ -105,7 +107,9 @@ def test_a_killed_cell_is_reported_and_resumed(write_study: WriteStudy) -> None:
     assert [error is None for _, error in told] == [False, True]
     assert (state_of(victim), state_of(other)) == (State.STARTED, State.FINISHED)
     reached = read_trace(victim.folder / "trace.jsonl")[-1]["step"]
-    assert 4 <= reached < 40
+    assert 4 <= reached < 24
+    # Workers know the variables of now, not those of the time when the first of this process was started.
+    assert list(Path(os.environ["MIXFLUENCE_CACHE"]).iterdir())
 
     before = read_trace(victim.folder / "trace.jsonl")[:3]
     run_cell(victim, keep_models=True)
@@ -114,21 +118,28 @@ def test_a_killed_cell_is_reported_and_resumed(write_study: WriteStudy) -> None:
     assert read_trace(victim.folder / "trace.jsonl")[:3] == before
 
 
+def test_what_workers_share_is_there_and_leaves_signals_as_they_were() -> None:
+    # The process that workers are forked from would say nothing of a module that it does not find.
+    before = signal.getsignal(signal.SIGINT)
+    runpy.run_module(IMPORTS)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_folder_of_another_recipe_is_refused(write_study: WriteStudy, tmp_path: Path) -> None:
     rows = [{"label": "static 1", "sampler": "static", "init": 1, "seeds": 1}]
     path = write_study(rows=rows)
-    assert mixfluence("study", str(path), *WORDS, folder=tmp_path).returncode == 0
-    changed = mixfluence("study", str(path), *WORDS, "--set", "training.steps=4", folder=tmp_path)
+    assert mixfluence_here("study", str(path), *WORDS, folder=tmp_path).returncode == 0
+    changed = mixfluence_here("study", str(path), *WORDS, "--set", "training.steps=4", folder=tmp_path)
     assert changed.returncode == 1
     assert "static-1/0: failed, out/static-1/0: holds a run of another recipe" in changed.stderr
 
 
 def test_studies_are_listed_and_missing_data_is_one_error(tmp_path: Path) -> None:
-    listed = mixfluence("study", folder=tmp_path)
+    listed = mixfluence_here("study", folder=tmp_path)
     assert listed.returncode == 0
     assert "start-fever" in listed.stdout
     assert "(paper, twin, twin-kd)" in listed.stdout
-    missing = mixfluence("study", "reptile", "--setting", "twin", folder=tmp_path)
+    missing = mixfluence_here("study", "reptile", "--setting", "twin", folder=tmp_path)
     assert missing.returncode == 2
     assert missing.stderr.count("error: ") == 1
     assert "data/english/socode and 6 more; --data says" in missing.stderr.replace("\n", " ")

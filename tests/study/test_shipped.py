@@ -21,7 +21,8 @@ from mixfluence.study.schema import SETTINGS, load_setting
 
 pytestmark = pytest.mark.slow
 
-ALL = [(name, setting) for name in study_names() for setting in load_study(name).settings]
+shipped = cache(load_study)
+ALL = [(name, setting) for name in study_names() for setting in shipped(name).settings]
 OF_THE_ISSUE = {
     *("start-fever", "start-joint", "individual", "heat-map", "reptile", "inner-steps", "subset-size", "cost-quality"),
     *("gpu-hours", "leakage-beir", "leakage-mldr", "trajectories", "mldr", "sentence-transformers"),
@@ -31,22 +32,22 @@ SETTINGS_OF_ALL = {path.stem for path in SETTINGS.glob("*.yaml")}
 
 @cache
 def cells(name: str, setting: str) -> list[Cell]:
-    study = load_study(name)
+    study = shipped(name)
     return build_cells(study, study.place(setting), Path("out"), seeds=1)
 
 
 def test_every_study_is_there_in_the_papers_setting_and_in_a_twin() -> None:
     assert set(study_names()) >= OF_THE_ISSUE
     for name in study_names():
-        assert set(load_study(name).settings) >= {"paper", "twin"}
-        assert load_study(name).name == name
-    used = {place.setting for name in study_names() for place in load_study(name).settings.values()}
+        assert set(shipped(name).settings) >= {"paper", "twin"}
+        assert shipped(name).name == name
+    used = {place.setting for name in study_names() for place in shipped(name).settings.values()}
     assert used == SETTINGS_OF_ALL
 
 
 @pytest.mark.parametrize(("name", "setting"), ALL)
 def test_every_cell_has_a_recipe_and_every_row_of_the_paper_exists(name: str, setting: str) -> None:
-    study, found = load_study(name), cells(name, setting)
+    study, found = shipped(name), cells(name, setting)
     place = study.place(setting)
     tables = [read_table(table) for table in place.paper]
     for row in study.rows if tables else []:
@@ -60,7 +61,7 @@ def test_every_cell_has_a_recipe_and_every_row_of_the_paper_exists(name: str, se
 
 def test_every_row_has_runs_somewhere() -> None:
     for name in study_names():
-        study = load_study(name)
+        study = shipped(name)
         labels = {cell.row.label for setting in study.settings for cell in cells(name, setting)}
         assert labels == {row.label for row in study.rows}
 
@@ -70,7 +71,7 @@ def test_a_folder_is_one_run_whichever_study_asks_for_it() -> None:
     shared = 0
     for name, setting in ALL:
         for cell in cells(name, setting):
-            first = runs.setdefault((load_study(name).place(setting).setting, cell.folder), cell)
+            first = runs.setdefault((shipped(name).place(setting).setting, cell.folder), cell)
             assert first.recipe == cell.recipe, f"{name}, {setting}: {cell.folder}"
             shared += first is not cell
     assert shared > 100
@@ -82,7 +83,7 @@ def test_twins_are_long_enough(recipe: str) -> None:
 
 
 def test_all_studies_have_three_seeds() -> None:
-    assert all(load_study(name).seeds == 3 for name in study_names())
+    assert all(shipped(name).seeds == 3 for name in study_names())
 
 
 def test_the_twin_of_mldr_is_as_large_and_unequal_as_the_papers() -> None:
@@ -111,5 +112,5 @@ def test_the_papers_rows_all_stand_in_our_tables() -> None:
         "mldr": "mldr13",
         "reptile": "reptile",
     }.items():
-        named = [read_table(table).row(**row.paper) for row in load_study(name).rows if row.paper]
+        named = [read_table(table).row(**row.paper) for row in shipped(name).rows if row.paper]
         assert sorted(map(str, named)) == sorted(map(str, read_table(table).rows))

@@ -1,8 +1,7 @@
-"""A short run guided by influence that `test_inf_dds_processes` starts, on one process or several: MODEL OUTPUT."""
+"""A short run guided by influence that `test_inf_dds_processes` starts, on one process or several."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from mixfluence.influence import Probe, Reptile
 from mixfluence.policy import UNIFORM, Mirror
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
-from tests.training.runs import arguments, build, leave_processes, pool
+from tests.training.runs import arguments, build, pool
 
 ROWS = 8
 
@@ -44,8 +43,3 @@ def main(model_folder: str, output: Path) -> None:
     build(model, args, train_dataset=datasets, loss=loss, strategy=strategy, dev_dataset=dev).train()
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
     np.savez(output / f"process-{args.process_index}.npz", weights=weights, logits=strategy.logits)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
-    leave_processes()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from mixfluence.policy import Vector, softmax
 from mixfluence.strategies import Strategy
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
+from tests.forked import server
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT = 300.0
 
 
 def pool() -> dict[str, Dataset]:
@@ -94,8 +97,40 @@ def leave_processes() -> None:
         os._exit(0)
 
 
-def start_processes(program: str, *words: object, processes: int = 2) -> None:
-    """Run a module of the tests in several processes, and fail if one of them does."""
+def torchrun(program: str, *words: object, processes: int) -> None:
+    """Run a module of the tests in several processes as a user would, and fail if one of them does."""
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv-backend=c10d"]
     command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", program, *map(str, words)]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=300)
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=TIMEOUT)
+
+
+def start_processes(program: Callable[..., object], *words: object, processes: int = 2) -> None:
+    """Run a function in several processes, which start sooner than torchrun's, and fail if one of them does."""
+    # They meet at a server of this process, as torchrun's do at the launcher's: nobody has to guess a free port.
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    group = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environment = os.environ | group | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    members = [
+        server.Process(target=_take_part, args=(program, words, environment | {"RANK": rank, "LOCAL_RANK": rank}))
+        for rank in map(str, range(processes))
+    ]
+    for member in members:
+        member.start()
+    try:
+        running = members
+        # One that fails leaves the others waiting for it.
+        while running and not any(member.exitcode for member in members):
+            assert wait([member.sentinel for member in running], TIMEOUT), f"still running after {TIMEOUT} s"
+            running = [member for member in running if member.is_alive()]
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
+    assert [member.exitcode for member in members] == [0] * processes
+
+
+def _take_part(program: Callable[..., object], words: tuple[object, ...], environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    program(*words)
+    leave_processes()

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from mixfluence.strategies.doge import DoGE
 from mixfluence.strategies.multidds import MultiDDS
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.training.runs import arguments, build, leave_processes, pool, start_processes
+from tests.training.runs import arguments, build, pool, start_processes
 from tests.training.test_inf_dds import (
     EVERY_STEP,
     assert_same,
@@ -206,7 +205,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(
     assert_same(*(run.optimizer.state_dict()["state"] for run in (resumed, whole)))
 
 
-# Several processes, really started: this file is also the program they run.
+# Several processes, really started.
 
 
 def main(model_folder: str, output: Path) -> None:
@@ -229,7 +228,7 @@ def main(model_folder: str, output: Path) -> None:
 
 def test_two_processes_measure_as_one_process_does(tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    start_processes("tests.training.test_alignment_runs", tiny_bert_folder, tmp_path / "two")
+    start_processes(main, str(tiny_bert_folder), tmp_path / "two")
     main(str(tiny_bert_folder), tmp_path / "one")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))
     alone = np.load(tmp_path / "one" / "process-0.npz")
@@ -260,8 +259,3 @@ def test_preconditioning_needs_second_moments_from_the_start(make_static: MakeMo
     strategy = DoGE(alignment=Alignment("projection", preconditioned=True))
     with pytest.raises(RecipeError, match="second moments such as AdamW, found SGD"):
         small_run(make_static(), tmp_path, strategy, optim="sgd")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
-    leave_processes()

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from mixfluence.data.rows import Row, RowSet
 from mixfluence.training.distillation import Features, M3Distillation, distillation_losses
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set
-from tests.training.runs import arguments, build, leave_processes, start_processes
+from tests.training.runs import arguments, build, start_processes
 
 QUERIES, PASSAGES = 4, 3
 NAN = math.nan
@@ -203,13 +202,8 @@ def test_runs_that_save_memory_train_the_same(tiny_bert_folder: Path, tmp_path: 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    start_processes("tests.training.test_distillation", tiny_bert_folder, tmp_path / "two")
+    start_processes(trained, tiny_bert_folder, tmp_path / "two")
     alone = trained(tiny_bert_folder, tmp_path / "one")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npy") for rank in range(2))
     assert np.array_equal(first, second)
     assert np.abs(first - alone).max() < 1e-4
-
-
-if __name__ == "__main__":
-    trained(Path(sys.argv[1]), Path(sys.argv[2]))
-    leave_processes()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from mixfluence.strategies.tdro import TDRO
 from mixfluence.training.group_losses import Features, GroupLoss, Reference, group_losses
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.training.runs import arguments, build, leave_processes, pool, start_processes
+from tests.training.runs import arguments, build, pool, start_processes
 from tests.training.test_resume import StopAt, assert_equal_runs
 
 pytestmark = pytest.mark.slow
@@ -306,7 +305,7 @@ def process_run(model_folder: str, output: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_weigh_as_one_does(tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    start_processes("tests.training.test_group_losses", tiny_bert_folder, tmp_path / "two")
+    start_processes(process_run, str(tiny_bert_folder), tmp_path / "two")
     process_run(str(tiny_bert_folder), tmp_path / "one")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))
     alone = np.load(tmp_path / "one" / "process-0.npz")
@@ -315,8 +314,3 @@ def test_two_processes_weigh_as_one_does(tiny_bert_folder: Path, tmp_path: Path)
     assert np.abs(first["weights"] - alone["weights"]).max() < 1e-4
     assert first["alpha"] == pytest.approx(alone["alpha"], abs=1e-3)
     assert abs(first["alpha"][0] - 0.5) > 0.01
-
-
-if __name__ == "__main__":
-    process_run(sys.argv[1], Path(sys.argv[2]))
-    leave_processes()

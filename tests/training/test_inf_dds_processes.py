@@ -21,8 +21,7 @@ from tests.training.runs import start_processes
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_several_processes_probe_as_one_process_does(processes: int, tiny_bert_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "several").mkdir()
-    program = "tests.training.inf_dds_process_run"
-    start_processes(program, tiny_bert_folder, tmp_path / "several", processes=processes)
+    start_processes(main, str(tiny_bert_folder), tmp_path / "several", processes=processes)
     main(str(tiny_bert_folder), tmp_path / "one")
 
     first, *others = (np.load(tmp_path / "several" / f"process-{rank}.npz") for rank in range(processes))

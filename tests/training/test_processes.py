@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 
 from mixfluence.run_folder import read_trace
-from tests.training.runs import start_processes
-
-
-def start(processes: int, model: Path, output: Path, batch_size: int) -> None:
-    output.mkdir()
-    start_processes("tests.training.process_run", model, output, batch_size, processes=processes)
+from tests.training.process_run import main
+from tests.training.runs import start_processes, torchrun
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_process_trains(tiny_bert_folder: Path, tmp_path: Path) -> None:
-    start(1, tiny_bert_folder, tmp_path / "one", 8)
-    start(2, tiny_bert_folder, tmp_path / "two", 4)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    start_processes(main, str(tiny_bert_folder), tmp_path / "one", 8, processes=1)
+    torchrun("tests.training.process_run", tiny_bert_folder, tmp_path / "two", 4, processes=2)
     alone = np.load(tmp_path / "one" / "weights-0.npy")
     shared = [np.load(tmp_path / "two" / f"weights-{rank}.npy") for rank in range(2)]
     assert np.array_equal(*shared)

@@ -1,7 +1,8 @@
 """Cells side by side on one machine: processes that take the next cell when they have done one.
 
 Small encoders leave most of a GPU idle, and several runs at once use it. A cell that fails, or takes its process with
-it, is reported and the others go on; its process ends, with whatever the failure left in it.
+it, is reported and the others go on; its process ends, with whatever the failure left in it. Processes are forked from
+one that has imported what a run needs, so that the seconds this takes are spent once.
 """
 
 from __future__ import annotations
@@ -10,29 +11,33 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.study.cell import run_cell
 from mixfluence.study.grid import Cell
 
-# One thread each, or processes side by side would wait for each other; no bars, which would write over each other.
+# One thread each, or processes side by side would wait for each other; no bars, which would write over each other. A
+# package that asks for GPUs when it is imported must not start CUDA, which would be of no use to forked processes.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+IMPORTS = "mixfluence.study.imports"
 
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
+    process: BaseProcess
     channel: Connection
     cell: Cell
 
@@ -41,6 +46,9 @@ def run_cells(
     cells: Sequence[Cell], *, processes: int, keep_models: bool, tell: Callable[[Cell, str | None], None]
 ) -> dict[str, str]:
     """Do what is left of some cells; return the names of those that failed, and why.
+
+    The process that others are forked from stays for later calls: variables that packages read when they are imported
+    hold as they were at the first call, all others as they are.
 
     Args:
         cells: What to do.
@@ -53,7 +61,8 @@ def run_cells(
     workers: list[_Worker] = []
     try:
         with _environment(ENVIRONMENT):
-            workers += [_start(waiting.pop(), keep_models) for _ in range(min(processes, len(waiting)))]
+            for _ in range(min(processes, len(waiting))):
+                workers.append(_start(waiting.pop(), keep_models))
             while workers:
                 ready = wait([worker.channel for worker in workers])
                 for worker in [worker for worker in workers if worker.channel in ready]:
@@ -76,12 +85,23 @@ def run_cells(
 
 
 def _start(cell: Cell, keep_models: bool) -> _Worker:
-    context = multiprocessing.get_context("spawn")
+    # Elsewhere, libraries of the system may not survive a fork.
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([IMPORTS])
+    else:
+        context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, keep_models))
-    process.start()
-    theirs.close()
-    ours.send(cell)
+    process = context.Process(target=_work, args=(theirs, keep_models, dict(os.environ)))
+    try:
+        process.start()
+        ours.send(cell)
+    except BaseException:
+        # Interrupted while the first one waits for imports: when it comes, it finds that nobody has work for it.
+        ours.close()
+        raise
+    finally:
+        theirs.close()
     return _Worker(process, ours, cell)
 
 
@@ -102,10 +122,14 @@ def _receive(worker: _Worker) -> str | None:
     return error
 
 
-def _work(channel: Connection, keep_models: bool) -> None:
+def _work(channel: Connection, keep_models: bool, environment: Mapping[str, str]) -> None:
     """Run cells until one fails or the other side hangs up."""
     # The study's own process is interrupted too, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
+    # A loader's workers are started as those of a run by hand.
+    multiprocessing.set_start_method(None, force=True)
     logging.getLogger("mixfluence").setLevel(logging.ERROR)
     error = None
     while error is None:
