@@ -33,7 +33,7 @@ def main() -> None:
                 spent = json.loads((options.scratch / "record.json").read_text())["seconds"]
                 seconds.append(spent["train"] + spent["probe"])
             print(
-                f"{target:14} {label:14} {fmean(scores):5.1f}  sd {stdev(scores):.2f}  "
+                f"{target:14} {label:14} {fmean(scores):5.1f}  sd {(stdev(scores) if options.seeds > 1 else 0):.2f}  "
                 f"{' '.join(f'{score:.2f}' for score in scores)}  {fmean(seconds):.0f} s",
                 flush=True,
             )
