@@ -32,8 +32,9 @@ def main() -> None:
                 scores.append(100 * run(recipe)[target].mean("ndcg@10"))
                 spent = json.loads((options.scratch / "record.json").read_text())["seconds"]
                 seconds.append(spent["train"] + spent["probe"])
+            spread = stdev(scores) if options.seeds > 1 else 0.0
             print(
-                f"{target:14} {label:14} {fmean(scores):5.1f}  sd {(stdev(scores) if options.seeds > 1 else 0):.2f}  "
+                f"{target:14} {label:14} {fmean(scores):5.1f}  sd {spread:.2f}  "
                 f"{' '.join(f'{score:.2f}' for score in scores)}  {fmean(seconds):.0f} s",
                 flush=True,
             )

@@ -171,8 +171,13 @@ def recipe_changes(cell: Cell, names: list[str], options: argparse.Namespace) ->
     return [*changes, f"test={names or sorted({*SINGLE, *JOINT})}", "selection=null"]
 
 
+def read_methods(path: Path) -> dict[str, str]:
+    """Return the strategies of a file of lines `name={strategy as YAML}`."""
+    return dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
 def grid(options: argparse.Namespace) -> list[Cell]:
-    methods = dict(line.split("=", 1) for line in Path(options.methods).read_text().splitlines() if line.strip())
+    methods = read_methods(options.methods)
     single = [((name,), own) for name in SINGLE for own in ("in", "out")]
     if options.stage == "explore":
         targets = [(tuple(t.split(":")[0].split("+")), t.split(":")[1]) for t in options.targets]
@@ -200,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["explore", "final"])
     parser.add_argument("data")
-    parser.add_argument("--methods", required=True, help="file of lines: name={strategy as YAML}")
+    parser.add_argument("--methods", type=Path, required=True, help="file of lines: name={strategy as YAML}")
     parser.add_argument(
         "--targets", nargs="*", default=["covidqa:in", "covidqa:out"], help="explore: name+name:in|out"
     )

@@ -20,8 +20,6 @@ from scipy.stats import t
 
 Column = tuple[tuple[str, ...], str]
 COLUMNS: list[Column] = [((name,), own) for own in ("in", "out") for name in SINGLE] + [(tuple(JOINT), "in")]
-
-
 # Fields of a line of method_cost.py; the first two in times of a static run, the last in sizes of the parameters.
 COSTS = ["measured", "predicted", "memory"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from english_study import read_methods
 
 METHODS = ["cooldown", "target-only", "inf-dds", "replay", "multidds", "aioli", "doge", "doremi", "tdro", "crisp"]
 PARTS = ("train", "probe", "cluster")
@@ -35,11 +36,10 @@ def shipped() -> dict[str, Method]:
 
 
 def listed(path: Path) -> dict[str, Method]:
-    """Return the samplers of a file of lines `name={strategy as YAML}`."""
-    lines = dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    """Return the samplers of a file such as `english_chosen.txt`."""
     return {
         name: Method("english13", [f"strategy={line}"], yaml.safe_load(line).get("run"))
-        for name, line in lines.items()
+        for name, line in read_methods(path).items()
     }
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import DoGESection, DoReMiSection, TDROSection
 from mixfluence.display import duration, mixture_table
 from mixfluence.report.folders import RunFolder, read_run
+from mixfluence.report.tables import measure_table
 from mixfluence.run_folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RECIPE_FILE, STAGES_FOLDER, TRACE_FILE
 
 FINAL = "final"
@@ -48,6 +49,8 @@ class Status:
         checkpoint: Step of the last one; None if there is none.
         changed: When the trace last grew, in seconds since 1970.
         silent: How long it has not grown, if that is long for this run; None if not.
+        selected: Step of the model that was kept; None if it has not finished.
+        scores: What that model scored on each test set, by measure; empty if it has not finished.
     """
 
     name: str
@@ -67,6 +70,8 @@ class Status:
     checkpoint: int | None
     changed: float
     silent: float | None
+    selected: int | None
+    scores: Mapping[str, Mapping[str, float]]
 
     @property
     def steps(self) -> int:
@@ -132,6 +137,8 @@ def read_status(path: Path, now: float | None = None) -> Status:
         checkpoint=_last_checkpoint(folder),
         changed=changed,
         silent=None if run.finished or silent < _patience(trace) else silent,
+        selected=run.record.get("selected_step"),
+        scores=run.record.get("scores", {}),
     )
 
 
@@ -173,11 +180,17 @@ def status_view(status: Status) -> Group:
     for heading, text in _lines(status):
         facts.add_row(heading, Text(text))
     title = Text(f"{status.name}: {status.method}, {_state(status)}", "bold")
-    if not status.history:
-        return Group(title, "", facts)
-    measured = f", last influence from step {status.influence_step:,}" if status.influence_step else ""
-    drawn = Text(f"\n{_mixture(status)}, how it went{measured}", "dim")
-    return Group(title, "", facts, drawn, mixture_table(status.history, status.influence))
+    parts: list[RenderableType] = [title, "", facts]
+    if status.history:
+        measured = f", last influence from step {status.influence_step:,}" if status.influence_step else ""
+        parts.append(Text(f"\n{_mixture(status)}, how it went{measured}", "dim"))
+        parts.append(mixture_table(status.history, status.influence))
+    if status.selected is not None:
+        scored = ", test scores x 100" if status.scores else ""
+        parts.append(Text(f"\nthe model is that of step {status.selected:,}{scored}"))
+    if status.scores:
+        parts.append(measure_table(status.scores))
+    return Group(*parts)
 
 
 def _mixture(status: Status) -> str:

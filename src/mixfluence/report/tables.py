@@ -7,6 +7,7 @@ from statistics import fmean
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mixfluence.evaluation.results import Evaluation
 
@@ -21,7 +22,7 @@ def score_table(rows: Mapping[str, Mapping[str, Evaluation]], measure: str = "nd
 
     Args:
         rows: System -> dataset -> scores. Every system must have the same datasets.
-        measure: Which of the measures to show.
+        measure: Which of the measures to show; `measure_table` shows all of one system.
     """
     names = list(next(iter(rows.values())))
     points = {system: [100 * scores[name].mean(measure) for name in names] for system, scores in rows.items()}
@@ -37,6 +38,27 @@ def score_table(rows: Mapping[str, Mapping[str, Evaluation]], measure: str = "nd
         return _table(names, cells)
     by_dataset = {name: [cells[system][i] for system in cells] for i, name in enumerate(names)}
     return _table(list(cells), by_dataset)
+
+
+def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return the scores of one system in points (x 100), datasets in lines and measures in columns, the mean first.
+
+    Args:
+        scores: Dataset -> measure -> score. Measures that some datasets lack are left out.
+    """
+    lines = list(scores.items())
+    measures = [measure for measure in lines[0][1] if all(measure in values for _, values in lines)]
+    if len(lines) > 1:
+        means = {measure: fmean(values[measure] for _, values in lines) for measure in measures}
+        lines = [("average", means), *lines]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    for _ in measures:
+        table.add_column(justify="right", no_wrap=True)
+    table.add_row("", *measures, style="dim")
+    for name, values in lines:
+        table.add_row(Text(name), *(f"{100 * values[measure]:.1f}" for measure in measures))
+    return table
 
 
 def _cell(value: float, best: bool) -> str:
