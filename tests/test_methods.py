@@ -5,12 +5,14 @@
 - A method of several runs keeps them apart, hands on what it found, and counts what each cost.
 - Stopped in a stage and resumed, it ends as the uninterrupted one, and does no finished stage again.
 - On one designed case any two methods draw differently.
+- Every docstring says what its method costs, and the memory it says is what `mixfluence plan` says of the recipe.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from mixfluence.data.weights import read_weights
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
+from mixfluence.planning import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.run_folder import read_trace
 from mixfluence.stages import build_stages, build_strategy
@@ -171,6 +174,18 @@ def test_a_recipe_ships_for_every_method(method: str) -> None:
     assert recipe.strategy.name == method
     assert (recipe.train, recipe.training, recipe.selection) == (plain.train, plain.training, plain.selection)
     assert recipe.output == Path(f"runs/english13-{method}")
+
+
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_a_docstring_says_what_its_method_costs(method: str) -> None:
+    text = " ".join(inspect.cleandoc(STRATEGIES[method].__doc__ or "").split())
+    assert re.search(r"\bCosts?\b[^.]*training step", text)
+    stated = re.search(r"Memory: (\d) parameter size", text)
+    assert stated or "no memory" in text
+    recipe = load_recipe(
+        RECIPES / f"english13{'' if method == 'static' else f'-{method}'}.yaml", files_may_be_missing=True
+    )
+    assert plan_run(recipe).sampler_memory == (int(stated[1]) if stated else 0)
 
 
 def test_a_recipe_may_not_extend_itself(tmp_path: Path) -> None:

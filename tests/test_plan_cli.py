@@ -43,10 +43,24 @@ def test_sizes_can_be_told_and_the_plan_read_by_programs(tmp_path: Path) -> None
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     rows = {dataset["name"]: dataset["rows"] for dataset in plan["datasets"]}
-    assert (rows["socode"], rows["nq"], rows["medquad"]) == (1000, 20, None)
+    # What is not told is what the recipe knows.
+    assert (rows["socode"], rows["nq"], rows["medquad"]) == (1000, 20, 11267)
     assert plan["guides"] == {"covidqa": 50}
     assert plan["memory"] == 7
     assert any("nq: 20 rows do not fill a batch of 128" in concern for concern in plan["concerns"])
+
+
+def test_a_recipe_is_planned_for_several_processes(tmp_path: Path) -> None:
+    result = mixfluence_here("plan", "mldr13-inf-dds", "--processes", "8", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("mldr13-inf-dds on 8 processes: ")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    # 10,000 steps of 40 rows, 4 of 340 for German.
+    assert ["de", "1,847", "1.2%", "2.55"] in lines
+    # One language on each, 3 steps of 4 rows for 5, and two looks at 13 x 32 rows: 2.4 + 2 x 83.2 / 3.
+    assert "38 updates from step 500 on, each 57.9 training steps (+22%)" in result.stdout
+    told = json.loads(mixfluence_here("plan", "mldr13", "--processes", "8", "--json", folder=tmp_path).stdout)
+    assert (told["processes"], told["batch_size"], told["memory"]) == (8, 5, 5)
 
 
 @pytest.mark.parametrize(

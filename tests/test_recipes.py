@@ -1,6 +1,7 @@
 """Recipes.
 
-- Every recipe that ships is valid, says what it is for, and survives writing and reading.
+- Every recipe that ships is valid, says what it is for and what it needs, and survives writing and reading.
+- `mixfluence recipes check` without a name checks them all, and names the one that is wrong.
 - A wrong recipe gives one error that names the file, the line, the key and, for a misspelt key, the nearest.
 - Sources inherit defaults, their name and the split of their section.
 """
@@ -8,15 +9,19 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from mixfluence.cli import app
+from mixfluence.cli.recipes import check_folder
 from mixfluence.config.files import RECIPES, dump_recipe, find_recipe, load_recipe
 from mixfluence.config.samplers import StaticSection
-from mixfluence.config.sources import BeirSource, PydocsSource
+from mixfluence.config.sources import BeirSource, FileSource, PydocsSource
 from mixfluence.errors import RecipeError
 
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
@@ -38,8 +43,41 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+HEADER = ("Purpose", "Data", "Hardware", "Cost", "Run", "Expect")
+
+
 def test_recipes_ship() -> None:
-    assert len(SHIPPED) >= 2
+    assert len(SHIPPED) == 31
+
+
+def test_all_recipes_are_checked_without_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["recipes", "check"])
+    assert result.exit_code == 0
+    *lines, last = result.stdout.splitlines()
+    assert last == "31 recipes are valid"
+    assert {line.split()[0] for line in lines} == {path.stem for path in SHIPPED}
+
+
+def test_a_wrong_recipe_among_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "recipes"
+    shutil.copytree(RECIPES, folder)
+    (folder / "my-wrong-one.yaml").write_text(SMALL.replace("steps:", "stepz:"), encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"my-wrong-one\.yaml:6: training: unknown key 'stepz'"):
+        check_folder(folder)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dataset_has_as_many_rows_in_every_recipe() -> None:
+    known: dict[tuple[str, ...], set[int]] = {}
+    for path in SHIPPED:
+        recipe = load_recipe(path, files_may_be_missing=True)
+        for source in (*recipe.train.values(), *recipe.dev.values()):
+            if isinstance(source, FileSource) and source.published and source.published.rows:
+                place = [str(getattr(source, key, None)) for key in ("path", "language", "split", "per")]
+                known.setdefault(tuple(place), set()).add(source.published.rows)
+    assert len(known) > 100
+    assert {place: counts for place, counts in known.items() if len(counts) > 1} == {}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -47,7 +85,8 @@ def test_shipped_recipes_are_valid_and_explain_themselves(path: Path, tmp_path: 
     recipe = load_recipe(path, files_may_be_missing=True)
     assert recipe.name == path.stem
     header = path.read_text(encoding="utf-8")
-    assert all(f"# {word}:" in header for word in ("Purpose", "Cost", "Run", "Expect"))
+    told = [line[2:].partition(":")[0] for line in header.splitlines() if line.startswith("# ")]
+    assert [word for word in told if word in HEADER] == list(HEADER)
     again = load_recipe(write(tmp_path, dump_recipe(recipe)), files_may_be_missing=True)
     assert again == recipe
 

@@ -58,9 +58,27 @@ def read_task(name: str, source: Source) -> RetrievalSet:
             task = read_pydocs_retrieval(library, split, name)
         case _:
             task = retrieval_from_rows(name, _read_rows(source))
-    for note in task_differences(task, source.published.model_dump()) if source.published else ():
+    for note in _task_notes(task, source):
         logger.warning("%s", note)
     return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt)
+
+
+def reading_notes(
+    recipe: Recipe, train: Mapping[str, RowSet], dev: Mapping[str, RowSet], test: Mapping[str, RetrievalSet]
+) -> list[str]:
+    """Return what was logged of a recipe's data as it was read, each note with the dataset that it is about."""
+    notes = [
+        f"{section} {name}: {note}"
+        for section, sets in (("train", train), ("dev", dev))
+        for name, rows in sets.items()
+        for note in rows.notes
+    ]
+    # These begin with the name of their test set.
+    return notes + [f"test {note}" for name, task in test.items() for note in _task_notes(task, recipe.test[name])]
+
+
+def _task_notes(task: RetrievalSet, source: Source) -> list[str]:
+    return task_differences(task, source.published.model_dump()) if source.published else []
 
 
 def _read_rows(source: Source) -> RowSet:

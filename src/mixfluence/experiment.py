@@ -19,9 +19,8 @@ from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from mixfluence.assembly import check_host, read_guides, read_rows, read_task
+from mixfluence.assembly import check_host, read_guides, read_rows, read_task, reading_notes
 from mixfluence.atomic import write_text
-from mixfluence.attention import shape_free_attention
 from mixfluence.clustering import partition
 from mixfluence.config.files import dump_recipe, load_recipe
 from mixfluence.config.recipe import Recipe
@@ -106,6 +105,7 @@ def run(
     seconds = watch.seconds | final.watch.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in stages.items()}
     facts = {
+        "notes": reading_notes(recipe, mixture, guides, tasks),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
         "probing": {name: final.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "stages": stages,
@@ -190,7 +190,7 @@ def _divide(
         return Pool(mixture, {name: name for name in mixture}, guides), dict
     logger.info("%s: clustering %d rows", recipe.name, sum(mixture.sizes.values()))
     processes = PartialState()
-    with watch("cluster"), shape_free_attention(), processes.main_process_first():
+    with watch("cluster"), processes.main_process_first():
         found = partition(
             mixture,
             guides,

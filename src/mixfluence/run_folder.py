@@ -92,6 +92,7 @@ class _Record(BaseModel):
     seconds: dict[str, _Number]
     gpu_hours: dict[str, _Number]
     scores: dict[str, dict[str, _Number]]
+    notes: list[str] = []
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Vectors of rows, kept on disk.
 
 - A row's vector is that of its anchor, of its positive, or half-way between both, whatever their lengths were.
-- Pieces make the same file as one go; equal texts of a piece are encoded once.
+- Vectors are those of the host's `encode_query` and `encode_document`, also of an encoder that only the host can read.
+- Pieces make the same file as one go, on one core or on many; equal texts of a piece are encoded once.
+- Token ids are not kept.
 - What was encoded is not encoded again, unless the rows or anything about the encoder changed.
 - A text without tokens has a finite vector; an encoder that gives none is an error, which leaves no file behind.
 """
@@ -20,6 +22,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from mixfluence.clustering import embeddings
 from mixfluence.clustering.embeddings import Embedder, Points, Texts
+from mixfluence.data import token_cache
 from mixfluence.data.rows import Row, cache_root
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError
@@ -76,6 +79,64 @@ def test_pieces_give_what_one_go_gives(
     monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", size)
     np.testing.assert_allclose(Embedder(tiny_bert, "both").vectors(rows), whole, rtol=0, atol=HALF)
     assert np.linalg.matrix_rank(whole.astype(np.float32)) > 1
+
+
+def assert_vectors_are_the_hosts(encoder: SentenceTransformer) -> None:
+    rows = row_set(*(Row(f"w{i} w{i * 7 % 90}", " ".join(f"w{i + k}" for k in range(1 + i % 19))) for i in range(20)))
+    both = encoder.encode_query(rows.rows["anchor"], normalize_embeddings=True)
+    both = both + encoder.encode_document(rows.rows["positive"], normalize_embeddings=True)
+    expected = both / np.linalg.norm(both, axis=1, keepdims=True)
+    encoder.train()
+    np.testing.assert_allclose(Embedder(encoder, "both").vectors(rows), expected, rtol=0, atol=HALF)
+    assert encoder.training
+
+
+def test_vectors_are_the_hosts(tiny_bert: SentenceTransformer) -> None:
+    tiny_bert.prompts = {"query": "w9 ", "passage": "w8 w7 "}
+    assert_vectors_are_the_hosts(tiny_bert)
+
+
+def test_an_encoder_that_only_the_host_can_read(
+    tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = row_set(Row("w1", "w2 w3"))
+    preprocess = tiny_bert.preprocess
+    keys = {Embedder(tiny_bert, "both").key(rows)}
+    for position in (1, 2):
+
+        def with_positions(texts: list[str], position: int = position, **options: Any) -> dict[str, Any]:
+            output = dict(preprocess(texts, **options))
+            return output | {"position_ids": torch.full_like(output["input_ids"], position)}
+
+        monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
+        keys.add(Embedder(tiny_bert, "both").key(rows))
+        assert_vectors_are_the_hosts(tiny_bert)
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize("chunks_per_worker", [1, 1_000], ids=["on all cores", "on one"])
+def test_datasets_encoded_in_one_go_keep_their_rows_and_no_tokens(
+    tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
+) -> None:
+    monkeypatch.setattr(token_cache, "CHUNKS_PER_WORKER", chunks_per_worker)
+    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", 3)
+    datasets = [
+        row_set(*(Row(f"w{first + i}", f"w{first + 2 * i} w1") for i in range(size)))
+        for first, size in ((0, 3), (20, 7), (40, 1), (60, 5))
+    ]
+    embedder = Embedder(tiny_bert, "both")
+    alone = np.array(embedder.vectors(datasets[1]))
+    time = files()[0].stat().st_mtime_ns
+    embedder.encode([*datasets, datasets[0]])
+    assert len(files()) == len(datasets)
+    assert time in [file.stat().st_mtime_ns for file in files()]
+    together = [np.array(embedder.vectors(rows)) for rows in datasets]
+    for file in files():
+        file.unlink()
+    for rows, found in zip(datasets, together, strict=True):
+        np.testing.assert_allclose(found, embedder.vectors(rows), rtol=0, atol=HALF)
+    np.testing.assert_array_equal(together[1], alone)
+    assert not (cache_root() / "tokens").exists()
 
 
 def test_equal_texts_of_a_piece_are_encoded_once() -> None:

@@ -4,6 +4,7 @@
 - Every row is in one cluster, weights and shares sum to 1, and every cluster fills a batch unless it is the only one.
 - Clusters per dataset hold one dataset; dev rows choose among all of them.
 - A second call neither encodes nor clusters; clusters are known by their rows, and their text stays where it is.
+- Clusters take their token ids from the datasets, however these are cut, and read as if they had ids of their own.
 - Bad options are refused by name.
 """
 
@@ -14,21 +15,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixfluence.clustering import Partition, partition
+from mixfluence.data.layout import Tokeniser
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import Row, RowSet, convert_content
+from mixfluence.data.rows import Row, RowSet, cache_root, convert_content
+from mixfluence.data.tokenising import Prompts, tokenise
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.run_folder import read_trace
 from mixfluence.strategies.crisp import CRISP
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.clustering.test_embeddings import count_texts
-from tests.clustering.topics import rows_on, topic_encoder, topics_of
+from tests.clustering.topics import VOCABULARY, rows_on, topic_encoder, topics_of
 from tests.conftest import row_set
 from tests.training.runs import arguments
 
@@ -186,6 +190,23 @@ def test_the_text_of_a_cluster_stays_in_the_file_of_its_dataset() -> None:
         files = {file["filename"] for file in rows.rows.cache_files}
         assert files
         assert files <= sources
+
+
+@pytest.mark.parametrize("per", ["pool", "dataset"])
+def test_clusters_take_their_token_ids_from_the_datasets(per: str) -> None:
+    tokeniser = Tokeniser(ENCODER)
+    for rows in POOL.values():
+        tokenise(rows, tokeniser, Prompts())
+    folders = set((cache_root() / "tokens").iterdir())
+    for branching in (2, 3):
+        found = cut({"target": "ab"}, branching=branching, per=per, smoothing=1.0)
+        for rows in found.mixture.values():
+            taken = tokenise(rows, tokeniser, Prompts())
+            anchors = [VOCABULARY[ids[0] - 1] for ids in taken.queries.token_ids(taken.anchors)]
+            passages = taken.documents.token_ids(taken.candidates(np.arange(len(rows)), 0)[0][:, 0])
+            assert anchors == list(rows.rows["anchor"])
+            assert [VOCABULARY[ids[0] - 1] for ids in passages] == list(rows.rows["positive"])
+    assert set((cache_root() / "tokens").iterdir()) == folders
 
 
 def test_datasets_with_other_types_of_scores_share_clusters() -> None:

@@ -47,7 +47,7 @@ def test_all_recipes_of_the_paper_ship() -> None:
     found = {path.stem for path in RECIPES.glob("*.yaml")}
     assert {name for name in found if name.startswith(("beir7", "st32", "mldr13"))} == set(PAPER)
     assert len(PAPER) == 14
-    assert len(found) >= len(PAPER) + 12
+    assert len(found) == len(PAPER) + 17
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -56,6 +56,28 @@ def test_a_header_names_data_hardware_and_command(name: str) -> None:
     for word in ("Purpose", "Data", "Hardware", "Cost", "Run", "Expect"):
         assert f"# {word}:" in header
     assert f"mixfluence train {name}" in header
+
+
+@pytest.mark.parametrize("name", [*ST32, *MLDR13])
+def test_a_header_names_the_plan_for_its_processes(name: str) -> None:
+    header = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").split("\nname:")[0]
+    assert "torchrun --nproc-per-node 8 " in header
+    assert f"mixfluence plan {name} --processes 8" in header
+
+
+def test_overheads_on_eight_processes_by_hand() -> None:
+    # One of eight languages on each: 3 steps of 4 rows for 5, two looks at 32 rows of 13 dev sets.
+    mldr = plan_run(load("mldr13-inf-dds"), processes=8)
+    assert mldr.stages[0].update_cost == pytest.approx(3 * 4 / 5 + 2 * 13 * 32 / 5 / 3)
+    assert mldr.stages[0].updates == 38
+    assert mldr.times_static == pytest.approx(1.22, abs=0.005)
+    german = {dataset.name: dataset.epochs for dataset in mldr.datasets}["de"]
+    assert german == pytest.approx(10_000 * 40 * 4 / 340 / 1_847)
+    # Four of 32 datasets on each: 12 steps of 256 rows for 2,000, five looks at 256 rows of five dev sets.
+    pairs = plan_run(load("st32-inf-dds"), processes=8)
+    assert pairs.stages[0].update_cost == pytest.approx((12 + 5 * 5 / 3) * 256 / 2_000)
+    assert pairs.stages[0].updates == 598
+    assert pairs.times_static == pytest.approx(1.01, abs=0.001)
 
 
 @pytest.mark.parametrize("name", PAPER)

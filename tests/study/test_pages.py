@@ -1,7 +1,10 @@
 """Tables of a study, from scores that are written down here.
 
 - Means, spreads and averages over columns are over seeds that have them; what is missing is said.
-- The paper's numbers stand beside ours as printed, misprints marked and explained.
+- The paper's numbers stand beside ours as printed, misprints marked and explained; rows a setting lacks are named.
+- Notes of reading data are there once, however many runs made them.
+- Samplers of one name but another rule are apart; a target without a training set is shown by the highest dataset.
+- Of training sets drawn by seed, every seed is shown.
 - The same numbers are in Markdown and, in full, in JSON.
 """
 
@@ -15,6 +18,7 @@ import pytest
 
 from mixfluence.atomic import write_text
 from mixfluence.config.files import dump_recipe
+from mixfluence.errors import DataError
 from mixfluence.paper import read_table
 from mixfluence.report.sheets import Sheet
 from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, TRACE_FILE, WEIGHTS_FILE
@@ -25,7 +29,11 @@ from tests.study.conftest import WriteStudy
 
 
 def finish(
-    cell: Cell, scores: dict[str, float], hours: float = 1.0, mixtures: list[list[float]] | None = None
+    cell: Cell,
+    scores: dict[str, float],
+    hours: float = 1.0,
+    mixtures: list[list[float]] | None = None,
+    notes: object = (),
 ) -> None:
     """Leave behind what a finished run would have: mixtures hold from steps 0, 2, 4, ... on."""
     weights = [dict(zip(cell.recipe.train, mixture, strict=True)) for mixture in mixtures or [[0.5, 0.5]]]
@@ -37,6 +45,7 @@ def finish(
         "scores": {name: {"ndcg@10": value / 100} for name, value in scores.items()},
         "gpu_hours": {"train": hours, "evaluate": 5.0},
         "seconds": {"train": 3600 * hours},
+        **({"notes": notes} if notes else {}),
     }
     for name in scores:
         line = {"query_id": "q", "ndcg@10": scores[name] / 100, "mrr@10": 0, "recall@100": 0, "map@100": 0}
@@ -76,6 +85,7 @@ def test_means_spreads_and_missing_cells(write_study: WriteStudy) -> None:
     assert column(scores, "runs") == ["2", "1 of 2"]
     assert column(cost, "total") == ["60.00", "180.00"]
     assert column(cost, "× static") == ["1.00", "3.00"]
+    assert "runs side by side, which share a device" in cost.title
     assert any("1 cells are not finished" in note for note in found.notes)
     finish(inf_dds_again, {"big": 52.0, "small": 50.0}, hours=3.0)
     assert column(tables(path, cells).sheets[0], "average") == ["33.0 ± 4.2", "50.5 ± 0.7"]
@@ -108,6 +118,48 @@ def test_a_mean_of_the_paper_has_its_deviation() -> None:
     assert any("33,510" in note for note in paper_notes(read_table("sizes-beir-dev")))
 
 
+def test_rows_that_the_setting_lacks_are_named_with_the_papers_number(write_study: WriteStudy) -> None:
+    rows = [
+        {"label": "static 1", "sampler": "static", "init": 1},
+        {"label": "clusters", "sampler": "crisp-32", "paper": {"sampling": "crisp", "clusters": 32}},
+        {"label": "released", "reference": "released"},
+    ]
+    path = write_study(rows=rows)
+    cells = prepare(path)
+    finish(cells[0], {"big": 40.0, "small": 20.0})
+    assert "Not in this setting: clusters (47.4 in the paper), released." in tables(path, cells).notes
+    assert not any(note.startswith("Not in") for note in tables(write_study(), cells).notes)
+
+
+def test_notes_of_reading_data_are_there_once(write_study: WriteStudy) -> None:
+    path = write_study()
+    cells = prepare(path)
+    finish(cells[0], {"big": 40.0, "small": 20.0})
+    assert not any("published" in note for note in tables(path, cells).notes)
+    note = "test big: 30 queries, but 31 were published"
+    for cell in cells[1:]:
+        finish(cell, {"big": 40.0, "small": 20.0}, notes=[note])
+    found = tables(path, cells)
+    assert list(found.notes).count(note) == 1
+    assert to_markdown(found).count(note) == 1
+    finish(cells[0], {"big": 40.0, "small": 20.0}, notes="not a list")
+    with pytest.raises(DataError, match=r"record\.json: not the record of a run \('notes' should be a valid list"):
+        tables(path, cells)
+
+
+def test_every_seed_is_shown_of_training_sets_that_are_drawn(write_study: WriteStudy) -> None:
+    rows = [{"label": "mix", "sampler": "static", "seeds": 3, "resampled": True}]
+    path = write_study(rows=rows, views=["scores"])
+    cells = prepare(path)
+    finish(cells[2], {"big": 42.0, "small": 30.0})
+    finish(cells[0], {"big": 40.0, "small": 20.0})
+    scores, by_seed, _ = tables(path, cells).sheets
+    assert column(scores, "average") == ["33.0 ± 4.2"]
+    assert column(by_seed, "row") == ["mix, seed 0", "mix, seed 2"]
+    assert column(by_seed, "average") == ["30.0", "36.0"]
+    assert column(by_seed, "big") == ["40.0", "42.0"]
+
+
 def test_heat_map_by_row_and_by_test_set(write_study: WriteStudy) -> None:
     rows = [{"label": "only", "sampler": "static", "train": "each", "seeds": 1}]
     path = write_study(rows=rows, views=["heat-map"])
@@ -135,7 +187,7 @@ def test_stability_of_trajectories_by_hand(write_study: WriteStudy) -> None:
         finish(twice[f"static-1-for-big/{seed}"], {"big": 1.0})
     stability, trajectories, weights, _ = tables(path, cells).sheets
     # One start wanders 0, the other 0.5; they end 0.5 apart, and seeds at the same place.
-    assert column(stability, "sampler") == ["Inf-DDS"]
+    assert column(stability, "sampler") == ["inf-dds, each target alone"]
     assert column(stability, "wandering") == ["0.250"]
     assert column(stability, "disagreement over starts") == ["0.500"]
     assert column(stability, "disagreement over seeds") == ["0.000"]
@@ -144,3 +196,52 @@ def test_stability_of_trajectories_by_hand(write_study: WriteStudy) -> None:
     assert column(trajectories, "25% of the steps") == ["75.0", "75.0"]
     assert column(trajectories, "100% of the steps") == ["100.0", "50.0"]
     assert column(weights, "big") == ["100.0", "50.0"]
+
+
+def test_samplers_of_one_name_and_another_rule_are_apart(write_study: WriteStudy) -> None:
+    rule = {"name": "inf-dds", "update_every": 2, "warmup_steps": 2}
+    rows = [
+        {"label": "theirs 1", "sampler": "inf-dds", "init": 1, "seeds": 1},
+        {"label": "theirs 5", "sampler": "inf-dds", "init": 5, "seeds": 1},
+        {"label": "ours", "sampler": "inf-dds-ours", "init": 1, "seeds": 1},
+        {"label": "two", "sampler": "inf-dds", "init": 1, "seeds": 1, "changes": ["strategy.subset=2"]},
+    ]
+    path = write_study({"samplers": {"inf-dds": rule, "inf-dds-ours": rule}}, rows=rows, views=["trajectories"])
+    first, second, ours, two = cells = prepare(path)
+    scores = {"big": 1.0, "small": 1.0}
+    finish(first, scores, mixtures=[[0.5, 0.5], [0.75, 0.25]])
+    finish(second, scores, mixtures=[[0.5, 0.5], [1.0, 0.0]])
+    finish(ours, scores, mixtures=[[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]])
+    finish(two, scores, mixtures=[[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]])
+    stability, *_ = tables(path, cells).sheets
+    assert column(stability, "sampler") == ["inf-dds", "inf-dds-ours", "inf-dds strategy.subset=2"]
+    assert column(stability, "wandering") == ["0.000", "1.000", "0.500"]
+    assert column(stability, "disagreement over starts") == ["0.250", "", ""]
+
+
+def test_a_target_without_a_training_set_is_shown_by_the_highest_dataset(write_study: WriteStudy) -> None:
+    sets = "{new: {path: data/tiny/small}, big: {}, newer: {path: data/tiny/small}}"
+    twin = load_study(str(write_study())).settings["twin"].model_dump()
+    twin |= {"changes": [f"dev={sets}", f"test={sets}"]}
+    rows = [
+        {"label": "both", "sampler": "inf-dds", "init": 1},
+        {"label": "alone", "sampler": "inf-dds", "init": 1, "targets": "each", "seeds": 1},
+    ]
+    path = write_study(rows=rows, views=["trajectories"], settings={"twin": twin})
+    cells = prepare(path)
+    # Of the run for all, one seed ends with each dataset; the mean is for `small`.
+    ends = {"both/0": [0.6, 0.4], "both/1": [0.2, 0.8], "alone-for-new/0": [0.9, 0.1]}
+    for cell in cells:
+        mixtures = [[0.5, 0.5], ends.get(cell.name, [0.3, 0.7])]
+        finish(cell, dict.fromkeys(cell.recipe.test, 1.0), mixtures=mixtures)
+    _, lines, _ = tables(path, cells).sheets
+    assert "if it has none, of the dataset that ends highest" in lines.title
+    assert list(
+        zip(*(column(lines, head) for head in ("target", "row", "dataset", "100% of the steps")), strict=True)
+    ) == [
+        ("big", "both", "big", "40.0"),
+        ("big", "alone, each target alone", "big", "30.0"),
+        ("new, newer", "both", "small", "60.0"),
+        ("new", "alone, each target alone", "big", "90.0"),
+        ("newer", "alone, each target alone", "small", "70.0"),
+    ]

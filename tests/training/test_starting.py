@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from torch._inductor import list_mode_options
 
 from mixfluence.errors import RecipeError
+from mixfluence.training.rehearsal import rehearse
 from tests.training.runs import arguments, build
 
 
@@ -36,6 +37,17 @@ def test_it_is_refused_by_its_name_before_a_text_is_tokenised(
         build(tiny_bert, arguments(tmp_path, **{argument: value}))
     assert "\n" not in str(refused.value)
     assert not list(Path(os.environ["MIXFLUENCE_CACHE"]).glob("tokens/*"))
+
+
+def test_one_process_for_several_gpus_is_refused(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    # Where the host keeps what it counted on the machine.
+    args._n_gpu = 4
+    assert args.n_gpu == 4
+    with pytest.raises(RecipeError, match=r"^4 GPUs are visible to one process.* torchrun --nproc-per-node 4 "):
+        build(tiny_bert, args)
+    with pytest.raises(RecipeError, match=r"^4 GPUs are visible"):
+        rehearse(lambda host: args, {})
 
 
 @pytest.mark.slow

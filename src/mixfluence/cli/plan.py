@@ -13,6 +13,7 @@ from mixfluence.errors import RecipeError
 
 # More rows than all texts of the world, and not so many that numbers lose their precision.
 MOST_DIGITS = 15
+MOST_PROCESSES = 1_000_000
 
 
 def plan(
@@ -26,6 +27,12 @@ def plan(
             metavar="NAME=ROWS,...", help="Rows of datasets that are not here, dev.NAME=ROWS for dev sets; not read."
         ),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_PROCESSES, metavar="N", help="Processes that will train together, one on each GPU."
+        ),
+    ] = 1,
     calibrate: Annotated[
         int | None, typer.Option(min=5, metavar="STEPS", help="Train for a few steps to tell how long it will take.")
     ] = None,
@@ -40,7 +47,7 @@ def plan(
     from mixfluence.planning import plan_run
     from mixfluence.planning.view import plan_view
 
-    planned = plan_run(parsed, given)
+    planned = plan_run(parsed, given, processes=processes)
     if calibrate:
         from mixfluence.planning.calibration import calibrated
 
@@ -49,7 +56,7 @@ def plan(
         print_line(json.dumps(planned.as_json(), indent=1))
         return
     output.print(plan_view(planned), highlight=False)
-    if any(dataset.rows is None for dataset in planned.datasets):
+    if None in [*(dataset.rows for dataset in planned.datasets), *planned.guides.values()]:
         print_line("\nSay what you know with --sizes NAME=ROWS,dev.NAME=ROWS.")
 
 

@@ -21,7 +21,7 @@ def list_recipes(context: typer.Context) -> None:
         return
     from mixfluence.config.files import RECIPES
 
-    for path in sorted(RECIPES.glob("*.yaml")):
+    for path in recipes_in(RECIPES):
         purpose = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         print_line(f"{path.stem:<22} {purpose}")
 
@@ -55,11 +55,37 @@ def copy(
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="Name or file.")],
+    name: Annotated[str | None, typer.Argument(help="Name or file; all recipes that ship if not given.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE")] = None,
 ) -> None:
-    """Check a recipe and that its data is there; print it with every default filled in."""
-    from mixfluence.config.files import dump_recipe, find_recipe, load_recipe
+    """Check a recipe and that its data is there; print it with every default filled in.
 
+    Without a name, check every recipe that ships, whether or not its data is there.
+    """
+    from mixfluence.config.files import RECIPES, dump_recipe, find_recipe, load_recipe
+
+    if name is None:
+        print_line(f"{check_folder(RECIPES)} recipes are valid")
+        return
     recipe = load_recipe(find_recipe(name), overrides or [])
     print_line(dump_recipe(recipe).rstrip())
+
+
+def check_folder(folder: Path) -> int:
+    """Print a line for every recipe of a folder, data or not, and return how many there are.
+
+    Raises:
+        RecipeError: Naming the first one that is wrong, before anything is printed.
+    """
+    from mixfluence.config.files import load_recipe
+
+    recipes = {path.stem: load_recipe(path, files_may_be_missing=True) for path in recipes_in(folder)}
+    for name, recipe in recipes.items():
+        sets = f"{len(recipe.train)} training sets, {len(recipe.dev)} dev, {len(recipe.test)} test"
+        print_line(f"{name:<22} {recipe.strategy.name:<12} {sets}")
+    return len(recipes)
+
+
+def recipes_in(folder: Path) -> list[Path]:
+    """Return the recipes of a folder by name, so that `beir7` comes before those that extend it."""
+    return sorted(folder.glob("*.yaml"), key=lambda path: path.stem)

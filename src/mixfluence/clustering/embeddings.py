@@ -7,32 +7,48 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import xxhash
-from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from mixfluence.atomic import replacing
-from mixfluence.data.layout import Tokeniser
+from mixfluence.data.layout import PROBE, Task, Tokeniser
 from mixfluence.data.rows import RowSet, cache_root
+from mixfluence.data.texts import tokenise_unkept
+from mixfluence.data.token_cache import in_parallel
+from mixfluence.embedding import Prepared, TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
 
 logger = logging.getLogger(__name__)
 Texts = Literal["both", "query", "passage"]
 Matrix = NDArray[np.float32]
+# For each side its distinct texts, and which of them each row has.
+Chunk = list[tuple[Prepared, NDArray[np.int64]]]
 
 CACHE_VERSION = 1
-ROWS_PER_CHUNK = 8_192
+ROWS_PER_CHUNK = 2_048
 TEXTS_PER_CALL = 256
+COLUMNS: dict[Texts, dict[str, Task]] = {
+    "both": {"anchor": "query", "positive": "document"},
+    "query": {"anchor": "query"},
+    "passage": {"positive": "document"},
+}
 
 
 class Embedder:
     """An encoder bound to the texts of a row that are to be encoded.
+
+    On a GPU that has bfloat16 the encoder runs in it: the file keeps 16 bits of a number in any case.
 
     Args:
         encoder: Any text encoder, with the prompts and lengths it has.
@@ -41,12 +57,9 @@ class Embedder:
 
     def __init__(self, encoder: SentenceTransformer, texts: Texts) -> None:
         self._encoder = encoder
-        self._sides: dict[str, Callable[..., Any]] = {}
-        if texts != "passage":
-            self._sides["anchor"] = encoder.encode_query
-        if texts != "query":
-            self._sides["positive"] = encoder.encode_document
-        self._identity = f"{texts}-{_identity(encoder)}"
+        self._columns = COLUMNS[texts]
+        self._short = encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self._identity = f"{texts}-{_identity(encoder)}{'-bfloat16' if self._short else ''}"
 
     def key(self, rows: RowSet) -> str:
         """Return what names the vectors of these rows in the cache."""
@@ -54,26 +67,59 @@ class Embedder:
 
     def vectors(self, rows: RowSet) -> NDArray[np.float16]:
         """Return one unit vector per row, on disk."""
-        path = cache_root() / "embeddings" / f"{self.key(rows)}.npy"
-        if not path.exists():
-            logger.info("encoding %d rows to cluster them", len(rows))
-            with replacing(path) as temporary:
-                shape = (len(rows), self._encoder.get_embedding_dimension())
-                file = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
-                for start, chunk in self._encode(rows.rows):
-                    file[start : start + len(chunk)] = chunk
-                file.flush()
-        vectors: NDArray[np.float16] = np.load(path, mmap_mode="r", allow_pickle=False)
+        self.encode([rows])
+        vectors: NDArray[np.float16] = np.load(self._path(rows), mmap_mode="r", allow_pickle=False)
         return vectors
 
-    def _encode(self, rows: Dataset) -> Iterator[tuple[int, Matrix]]:
-        chunks = rows.select_columns(list(self._sides)).iter(ROWS_PER_CHUNK)
-        for number, batch in enumerate(chunks):
-            sides = [_encode_texts(encode, batch[column]) for column, encode in self._sides.items()]
-            chunk = _unit(np.sum(sides, axis=0))
-            if not np.isfinite(chunk).all():
-                raise MixfluenceError("the encoder gives vectors that are not finite, which cannot be clustered")
-            yield number * ROWS_PER_CHUNK, chunk
+    def encode(self, datasets: Iterable[RowSet]) -> None:
+        """Encode the rows that have no vectors yet: all in one go, because processes that tokenise must be started."""
+        missing = {path: rows for rows in datasets if not (path := self._path(rows)).exists()}
+        if not missing:
+            return
+        logger.info("encoding %d rows to cluster them", sum(map(len, missing.values())))
+        chunks = iter(in_parallel(_Chunks(list(missing.values()), self._sides)))
+        with self._precision():
+            for path, rows in missing.items():
+                with replacing(path) as temporary:
+                    shape = (len(rows), self._encoder.get_embedding_dimension())
+                    file = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
+                    for start in range(0, len(rows), ROWS_PER_CHUNK):
+                        file[start : start + ROWS_PER_CHUNK] = _encode(next(chunks), list(self._sides.values()))
+                    file.flush()
+
+    @cached_property
+    def _sides(self) -> dict[str, TextEncoder]:
+        encoders = text_encoders(self._encoder, dict.fromkeys(self._columns.values()))
+        return {column: encoders[task] for column, task in self._columns.items()}
+
+    def _path(self, rows: RowSet) -> Path:
+        return cache_root() / "embeddings" / f"{self.key(rows)}.npy"
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", torch.bfloat16) if self._short else nullcontext()
+
+
+class _Chunks:
+    """Rows in pieces. Equal texts of a piece stand in it once."""
+
+    def __init__(self, datasets: Sequence[RowSet], sides: Mapping[str, TextEncoder]) -> None:
+        self._datasets = [dataset.rows.select_columns(list(sides)) for dataset in datasets]
+        self._sides = sides
+        self._ends = np.cumsum([math.ceil(len(dataset) / ROWS_PER_CHUNK) for dataset in datasets])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, number: int) -> Chunk:
+        which = int(np.searchsorted(self._ends, number, side="right"))
+        start = (number - (int(self._ends[which - 1]) if which else 0)) * ROWS_PER_CHUNK
+        batch = self._datasets[which][start : start + ROWS_PER_CHUNK]
+        chunk = []
+        for column, encoder in self._sides.items():
+            numbers = {text: number for number, text in enumerate(dict.fromkeys(batch[column]))}
+            places = np.array([numbers[text] for text in batch[column]], np.int64)
+            chunk.append((encoder.prepare(list(numbers), tokenise_unkept), places))
+        return chunk
 
 
 class Points:
@@ -103,12 +149,17 @@ class Points:
                 yield slice(first + start, first + start + len(chunk)), chunk
 
 
-def _encode_texts(encode: Callable[..., Any], texts: list[str]) -> Matrix:
-    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    vectors: Matrix = encode(
-        list(places), batch_size=TEXTS_PER_CALL, normalize_embeddings=True, show_progress_bar=False
-    )
-    return vectors[[places[text] for text in texts]].astype(np.float32)
+def _encode(chunk: Chunk, encoders: Sequence[TextEncoder]) -> Matrix:
+    """Return the unit vectors of a piece's rows."""
+    # All are asked for before the first is waited for.
+    found = [
+        encoder.encode(texts, batch_size=TEXTS_PER_CALL) for encoder, (texts, _) in zip(encoders, chunk, strict=True)
+    ]
+    sides = [vectors.float().cpu().numpy()[places] for vectors, (_, places) in zip(found, chunk, strict=True)]
+    vectors = _unit(np.sum(sides, axis=0))
+    if not np.isfinite(vectors).all():
+        raise MixfluenceError("the encoder gives vectors that are not finite, which cannot be clustered")
+    return vectors
 
 
 def _unit(vectors: Matrix) -> Matrix:
@@ -119,11 +170,31 @@ def _unit(vectors: Matrix) -> Matrix:
 
 def _identity(encoder: SentenceTransformer) -> str:
     """Hash all that decides an encoder's vectors, wherever it was loaded from."""
-    tokeniser = Tokeniser(encoder)
-    sides = [tokeniser.side(task, "").fingerprint for task in ("query", "document")]
-    facts = [sides, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
+    facts = [_reading(encoder), str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
-        digest.update(weights.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+        digest.update(_bytes(weights))
     return digest.hexdigest()
+
+
+def _reading(encoder: SentenceTransformer) -> list[str]:
+    """Return what tells how an encoder reads queries and documents: its tokenizer or, if it has none, what it does."""
+    tasks: tuple[Task, ...] = ("query", "document")
+    try:
+        tokeniser = Tokeniser(encoder)
+        return [tokeniser.side(task, "").fingerprint for task in tasks]
+    except MixfluenceError:
+        return [_features_hash(encoder.preprocess(PROBE, task=task)) for task in tasks]
+
+
+def _features_hash(features: Mapping[str, Any]) -> str:
+    digest = xxhash.xxh3_128()
+    for name, value in sorted(features.items()):
+        digest.update(f"{name} ".encode())
+        digest.update(_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data

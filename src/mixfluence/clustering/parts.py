@@ -17,7 +17,7 @@ from mixfluence.clustering.embeddings import Embedder, Matrix, Points
 from mixfluence.clustering.merging import merge
 from mixfluence.clustering.tree import Nodes, Tree, grow
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import SCHEMA, RowSet, cache_root
+from mixfluence.data.rows import SCHEMA, Piece, RowSet, cache_root
 
 logger = logging.getLogger(__name__)
 CACHE_VERSION = 1
@@ -67,7 +67,7 @@ class Part:
         return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
 
     def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
-        """Yield the names and rows of chosen clusters. No text is copied."""
+        """Yield the names and rows of chosen clusters. No text is copied, and none tokenised for a cluster alone."""
         pool = concatenate_datasets([_same_types(dataset.rows) for dataset in self.datasets.values()])
         clusters = self._clusters.astype(np.int32)[self._leaves]
         rows = np.flatnonzero(chosen[clusters])
@@ -77,7 +77,14 @@ class Part:
             # Which rows of which content: that names the result, and is cheaper than reading the text again.
             digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
             digest.update(members.tobytes())
-            yield self.names[number], RowSet(pool.select(members), digest.hexdigest())
+            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), pieces=self._pieces(members))
+
+    def _pieces(self, members: NDArray[np.int64]) -> tuple[Piece, ...]:
+        """Return the rows of a cluster, which rise, by dataset."""
+        starts = np.cumsum([0, *self.datasets.sizes.values()])[:-1]
+        parts = np.split(members, np.searchsorted(members, starts[1:]))
+        datasets = zip(self.datasets.values(), parts, starts, strict=True)
+        return tuple(Piece(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
 
 
 def _cluster(
@@ -89,6 +96,7 @@ def _cluster(
     folder = cache_root() / "clusters" / xxhash.xxh3_128_hexdigest(key.encode())
     tree, leaves = folder / "tree.npz", folder / "leaves.npy"
     if not leaves.exists():
+        embedder.encode(datasets.values())
         points = Points([embedder.vectors(rows) for rows in datasets.values()])
         logger.info("clustering %s: %d rows", name, len(points))
         _grow_files(points, tree, leaves, levels=levels, branching=branching, seed=seed)

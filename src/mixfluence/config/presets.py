@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"update_every": 50, "warmup_steps": 50, "probe": _PROBE | {"batch_size": 256, "dev_batch_size": 256}},
     "paper-sentence-transformers": _COMMON
     | {"update_every": 250, "warmup_steps": 500, "probe": _PROBE | {"batch_size": 256, "dev_batch_size": 256}},
-    # Four rows on each of eight GPUs.
+    # A dataset is probed by one process: four rows in a step of the probe, and no negatives of other processes.
     "paper-mldr": _COMMON
     | {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": {"rate": "off"}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},

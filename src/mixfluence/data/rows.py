@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 from datasets import Dataset, concatenate_datasets
+from numpy.typing import NDArray
 
 from mixfluence.atomic import replacing, write_text
 from mixfluence.errors import DataError
@@ -56,15 +57,23 @@ class RowSet:
     Attributes:
         parts: Rows that belong together, such as those of one source and length, by name and number, in the order
             of the rows. Empty if the dataset is all of one kind.
+        pieces: The datasets that the rows were cut from, if they are tokenised as a whole: rows that are cut in ever
+            new ways, such as clusters, take their token ids from there.
     """
 
     rows: Dataset
     fingerprint: str
     notes: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
+    pieces: tuple[Piece, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def wholes(self) -> tuple[RowSet, ...]:
+        """What is tokenised for it."""
+        return tuple(piece.whole for piece in self.pieces) or (self,)
 
     def take(self, places: Sequence[int], fingerprint: str) -> RowSet:
         """Return the rows at these places, which must rise, under a fingerprint that tells them apart."""
@@ -72,6 +81,13 @@ class RowSet:
         sizes = np.diff(ends, prepend=0).tolist()
         parts = {name: size for name, size in zip(self.parts, sizes, strict=True) if size}
         return RowSet(self.rows.select(places), fingerprint, self.notes, parts)
+
+
+class Piece(NamedTuple):
+    """Some rows of a dataset, by their numbers in it."""
+
+    whole: RowSet
+    places: NDArray[np.int64]
 
 
 def cache_root() -> Path:

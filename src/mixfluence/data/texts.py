@@ -1,4 +1,4 @@
-"""A list of texts as token ids, made once: what an evaluation reads instead of text."""
+"""A list of texts as token ids: what an encoder reads instead of text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
     """Return the token ids of texts in their order, from the cache when texts and tokenizer are known.
 
-    For rows of a training set use `tokenise`, which keeps equal texts once and knows which row has which.
+    For rows of a training set use `tokenise`, which keeps equal texts once and knows which row has which; for texts
+    that are encoded only once `tokenise_unkept`.
 
     Args:
         texts: Queries or passages.
@@ -36,7 +37,18 @@ def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
         digest.update(b"%d " % len(content))
         digest.update(content)
     key = f"texts-{CACHE_VERSION}-{digest.hexdigest()}-{side.fingerprint}"
-    return cached(key, partial(TokenTable, side=NAME, layout=side.layout), partial(_build, texts, side))[0]
+    return cached(key, partial(TokenTable.open, side=NAME, layout=side.layout), partial(_build, texts, side))[0]
+
+
+def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:
+    """Return the token ids of texts in memory, made on this core; for texts that come back use `tokenise_texts`.
+
+    Args:
+        texts: Queries or passages.
+        side: The tokenizer with its prompt and its length.
+    """
+    ids, lengths = side.tokenise(list(texts))
+    return TokenTable(side.layout, np.cumsum([0, *lengths]), ids)
 
 
 def _build(texts: Sequence[str], side: Side, folder: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import xxhash
@@ -22,14 +23,18 @@ from numpy.typing import NDArray
 
 from mixfluence.data.layout import Side, Tokeniser
 from mixfluence.data.rows import RowSet
+from mixfluence.data.selected import SelectedRows
 from mixfluence.data.token_cache import cached, in_parallel
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 ROWS_PER_CHUNK = 500
 Advance = Callable[[int], object]
 Chunk = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
+Sides = dict[str, Side]
+# A process may map some ten thousand files, which is fewer than thousands of clusters of many datasets would open.
+_shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ def text_key(text: str) -> int:
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
     """Return a dataset's token ids, from the cache when text, tokenizer, prompts and lengths are known.
 
+    Rows that were cut from other datasets take theirs from those, which are tokenised as a whole.
+
     Args:
         rows: The dataset.
         tokeniser: The model's, asked with task "query" for anchors and "document" for passages.
@@ -58,11 +65,31 @@ def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Adva
         "query": tokeniser.side("query", prompts.query),
         "document": tokeniser.side("document", prompts.document),
     }
-    key = "-".join([str(CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
-    tokenised, built = cached(key, TokenisedRows, lambda folder: _Builder(rows, folder).build(sides, advance))
+    if rows.pieces:
+        return SelectedRows([(_tokenise_shared(whole, sides, advance), places) for whole, places in rows.pieces])
+    return _tokenise(rows, sides, advance)
+
+
+def _tokenise(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
+    tokenised, built = cached(
+        _key(rows, sides), TokenisedRows, lambda folder: _Builder(rows, folder).build(sides, advance)
+    )
     if not built:
         advance(len(rows))
     return tokenised
+
+
+def _tokenise_shared(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
+    """Return a dataset's token ids, the same object as long as anyone holds it."""
+    key = _key(rows, sides)
+    tokenised = _shared.get(key)
+    if tokenised is None:
+        _shared[key] = tokenised = _tokenise(rows, sides, advance)
+    return tokenised
+
+
+def _key(rows: RowSet, sides: Sides) -> str:
+    return "-".join([str(CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
 
 
 class _Builder:
@@ -72,7 +99,7 @@ class _Builder:
         self.rows = rows
         self.folder = folder
 
-    def build(self, sides: dict[str, Side], advance: Advance) -> None:
+    def build(self, sides: Sides, advance: Advance) -> None:
         counts = self._number_texts()
         chunks = _Chunks(self.rows.rows, sides, self.first, self.starts)
         files = {name: (self.folder / f"{name}_ids.bin").open("wb") for name in sides}
@@ -117,6 +144,7 @@ class _Builder:
         return {
             "distinct_positives": len(np.unique(numbers["document"][self.starts[:-1]])),
             "least_negatives": min(int(part.min()) for part in sizes) - 1,
+            "most_negatives": max(int(part.max()) for part in sizes) - 1,
             "has_scores": has_scores,
         }
 
@@ -125,7 +153,7 @@ class _Chunks:
     """The second pass in pieces: token ids of the texts that a run of rows is the first to use."""
 
     def __init__(
-        self, rows: Rows, sides: dict[str, Side], first: dict[str, NDArray[np.bool_]], starts: NDArray[np.int64]
+        self, rows: Rows, sides: Sides, first: dict[str, NDArray[np.bool_]], starts: NDArray[np.int64]
     ) -> None:
         self._rows = rows
         self._sides = sides

@@ -7,8 +7,9 @@ stored once and known by a key, so that a batch can be kept free of texts that w
 from __future__ import annotations
 
 import json
+from collections.abc import Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,35 @@ from mixfluence.data.layout import TokenLayout
 Positions = NDArray[np.int64]
 
 
-class TokenTable:
-    """Token ids of the distinct texts of one side."""
+class Column(Sized, Protocol):
+    """Numbers that are read by their places."""
 
-    def __init__(self, folder: Path, side: str, layout: TokenLayout) -> None:
+    def __getitem__(self, places: Any, /) -> NDArray[Any]:
+        """Return the numbers at these places."""
+
+
+class TokenTable:
+    """Token ids of the distinct texts of one side.
+
+    Args:
+        layout: The features around the ids.
+        starts: Where each text begins in the run of ids, and where the last one ends.
+        ids: The ids of all texts.
+    """
+
+    def __init__(self, layout: TokenLayout, starts: NDArray[np.int64], ids: NDArray[np.int32]) -> None:
         self.layout = layout
-        self._starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
+        self._starts = starts
+        self._ids = ids
+
+    @classmethod
+    def open(cls, folder: Path, side: str, layout: TokenLayout) -> TokenTable:
+        """Map the files of one side."""
+        starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
         # numpy cannot map an empty file, and a dataset of empty texts has no token on a static model.
-        path, count = folder / f"{side}_ids.bin", int(self._starts[-1])
-        self._ids: NDArray[np.int32] = (
-            np.memmap(path, np.int32, "r", shape=(count,)).view(np.ndarray) if count else np.empty(0, np.int32)
-        )
+        path, count = folder / f"{side}_ids.bin", int(starts[-1])
+        ids = np.memmap(path, np.int32, "r", shape=(count,)).view(np.ndarray) if count else np.empty(0, np.int32)
+        return cls(layout, starts, ids)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -51,33 +70,37 @@ class TokenisedRows:
         queries: Token ids of the anchors.
         documents: Token ids of positives and negatives.
         distinct_positives: How many different positives there are; a batch cannot hold more rows.
+        least_negatives: Negatives of the row that has fewest.
+        most_negatives: Negatives of the row that has most.
         has_scores: Whether a teacher scored the passages.
+        anchors: The text of each row's anchor, by its number among the queries.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        self.queries = TokenTable(folder, "query", TokenLayout(**facts["query"]))
-        self.documents = TokenTable(folder, "document", TokenLayout(**facts["document"]))
+        self.queries = TokenTable.open(folder, "query", TokenLayout(**facts["query"]))
+        self.documents = TokenTable.open(folder, "document", TokenLayout(**facts["document"]))
         self.distinct_positives: int = facts["distinct_positives"]
         self.least_negatives: int = facts["least_negatives"]
+        self.most_negatives: int = facts["most_negatives"]
         self.has_scores: bool = facts["has_scores"]
         self.anchors: NDArray[np.int32] = _open(folder / "anchors.npy")
-        self._passages: NDArray[np.int32] = _open(folder / "passages.npy")
-        self._starts: NDArray[np.int64] = _open(folder / "passage_starts.npy")
+        self._passages: Column = _open(folder / "passages.npy")
+        self._starts: Column = _open(folder / "passage_starts.npy")
         # By place, not by text: a batch looks up as many as it has texts, each in memory that is in no cache.
-        self._anchor_keys: NDArray[np.uint64] = _open(folder / "anchor_keys.npy")
-        self._passage_keys: NDArray[np.uint64] = _open(folder / "passage_keys.npy")
-        self._scores: NDArray[np.float32] | None = _open(folder / "scores.npy") if self.has_scores else None
+        self._anchor_keys: Column = _open(folder / "anchor_keys.npy")
+        self._passage_keys: Column = _open(folder / "passage_keys.npy")
+        self._scores: Column | None = _open(folder / "scores.npy") if self.has_scores else None
 
     def __len__(self) -> int:
         return len(self.anchors)
 
-    def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
         # Loader workers open the files themselves instead of being sent a copy of them.
         return TokenisedRows, (self._folder,)
 
-    def candidates(self, rows: Positions, negatives: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def candidates(self, rows: Positions, negatives: int) -> tuple[NDArray[np.integer[Any]], NDArray[np.float32]]:
         """Return each row's positive and its first `negatives` negatives, with the teacher's scores.
 
         A short list of negatives is repeated; a row without any borrows the positives of the rows after
@@ -102,7 +125,7 @@ class TokenisedRows:
 
     def text_keys(self, rows: Positions, negatives: int) -> NDArray[np.uint64]:
         """Return one key per text of each row: anchor, positive, then negatives. Equal texts share a key."""
-        if len(self._passage_keys) == len(self):
+        if len(self._passage_keys) == len(self._starts) - 1:
             places = np.broadcast_to(rows[:, None], (len(rows), 1 + negatives))
         else:
             starts, ends = self._starts[rows], self._starts[rows + 1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import UNIFORM, CrispSection, ReplaySection, StaticSection
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.planning import costs, walk
 from mixfluence.planning.concerns import find_concerns
 from mixfluence.planning.inventory import Counts, count_guides, count_parameters, count_train, split_sizes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mixfluence.strategies import Strategy
 
 
-def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None) -> Plan:
+def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processes: int = 1) -> Plan:
     """Return what a recipe will cost.
 
     Data that is on this machine is counted; of other data, what can be told without it is told.
@@ -30,10 +30,13 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None) -> Plan:
     Args:
         recipe: What is to be done; it may have been read with `files_may_be_missing`.
         sizes: Rows of training sets, and of dev sets as `dev.NAME`. These are not read.
+        processes: How many will train together, such as one on each GPU.
 
     Raises:
-        RecipeError: If a size is of no dataset, or the run would be refused.
+        RecipeError: If a size is of no dataset, there is no process, or the run would be refused.
     """
+    if processes < 1:
+        raise RecipeError(f"processes must be at least 1, found {processes}")
     given, given_dev = split_sizes(recipe, sizes or {})
     train = count_train(recipe, given)
     training, sized = recipe.training, walk.guessed(train.rows)
@@ -45,15 +48,16 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None) -> Plan:
         strategy.start(sized)
     guided = any(strategy.probe for _, strategy in strategies)
     guides = count_guides(recipe, given_dev) if guided else Counts({})
-    stages = [_plan_stage(recipe, stage, strategy, sized, guides) for stage, strategy in strategies]
+    stages = [_plan_stage(recipe, stage, strategy, sized, guides, processes) for stage, strategy in strategies]
     plan = Plan(
         recipe.name,
         recipe.strategy.name,
         recipe.model.name,
+        processes,
         training.steps,
         training.batch_size,
         training.gradient_accumulation,
-        _plan_datasets(train, weights, training.batch_size, draws, drawing.max_epochs),
+        _plan_datasets(train, weights, training.batch_size, processes, draws, drawing.max_epochs),
         guides.rows,
         stages,
         _clustering(recipe, train),
@@ -90,13 +94,11 @@ def _without_files(recipe: Recipe) -> Recipe:
 
 
 def _plan_stage(
-    recipe: Recipe, stage: Stage, strategy: Strategy, sizes: Mapping[str, int], guides: Counts
+    recipe: Recipe, stage: Stage, strategy: Strategy, sizes: Mapping[str, int], guides: Counts, processes: int
 ) -> StagePlan:
     training, probe = recipe.training, strategy.probe
     dev = walk.guessed(guides.rows)
-    per_round = (
-        walk.round_cost(strategy, sizes, dev, training.batch_size, training.gradient_accumulation) if probe else 0.0
-    )
+    per_round = walk.round_cost(strategy, sizes, dev, training, processes) if probe else 0.0
     memory = walk.round_memory(strategy)
     updates = list(walk.updates(strategy, stage.steps, training.warmup_steps))
     return StagePlan(
@@ -113,13 +115,13 @@ def _plan_stage(
 
 
 def _plan_datasets(
-    train: Counts, weights: Vector | None, batch_size: int, draws: int, max_epochs: float | None
+    train: Counts, weights: Vector | None, batch_size: int, processes: int, draws: int, max_epochs: float | None
 ) -> list[DatasetPlan]:
     names = list(train.rows)
     if weights is None or (train.unknown and max_epochs is not None):
         return [DatasetPlan(name, train.rows[name], None, None) for name in names]
     sizes = np.array(list(walk.guessed(train.rows).values()), np.float64)
-    batches = np.minimum(sizes, batch_size)
+    batches = walk.batch_rows(sizes, batch_size, processes)
     shares = walk.within_epochs(weights, sizes, batches, draws, max_epochs)
     epochs = shares * draws * batches / sizes
     return [
@@ -132,6 +134,7 @@ def _clustering(recipe: Recipe, train: Counts) -> float | None:
     if not isinstance(recipe.strategy, CrispSection):
         return 0.0
     rows = [rows for rows in train.rows.values() if rows is not None]
+    # The first process does it for all: the others wait.
     per_step = recipe.training.batch_size * recipe.training.gradient_accumulation
     return None if train.unknown else costs.clustering(sum(rows), per_step)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import CrispSection, StaticSection
+from mixfluence.errors import RecipeError
 from mixfluence.planning.plan import Plan
 from mixfluence.run_folder import TRACE_FILE, read_trace
 
@@ -34,7 +35,12 @@ def calibrated(plan: Plan, recipe: Recipe, steps: int) -> Plan:
         plan: Of this recipe.
         recipe: Its data must be here.
         steps: How many steps of each stage.
+
+    Raises:
+        RecipeError: If the plan is for several processes: one is measured here.
     """
+    if plan.processes > 1:
+        raise RecipeError(f"steps are measured on one process, and the plan is for {plan.processes}")
     from mixfluence.experiment import run
     from mixfluence.stage_run import stage_folder
 

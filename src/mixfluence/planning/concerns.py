@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mixfluence.config.recipe import Recipe
-from mixfluence.planning.walk import relative_rate
+from mixfluence.planning.walk import batch_rows, relative_rate
 
 if TYPE_CHECKING:
     from mixfluence.planning.plan import Plan, StagePlan
@@ -21,23 +23,24 @@ def find_concerns(recipe: Recipe, plan: Plan) -> list[str]:
 
 
 def _datasets(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    batch = plan.batch_size * plan.processes
     for dataset in plan.datasets:
         if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:
             yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
         if dataset.share is not None and 0 < dataset.share < LEAST_SHARE:
             yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, as good as never drawn"
-        if dataset.rows is not None and dataset.rows < plan.batch_size:
-            yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {plan.batch_size:,}"
+        if dataset.rows is not None and dataset.rows < batch:
+            yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
     yield from _limit(recipe, plan)
 
 
 def _limit(recipe: Recipe, plan: Plan) -> Iterator[str]:
     limit = getattr(recipe.strategy, "max_epochs", None)
-    rows = [dataset.rows for dataset in plan.datasets if dataset.rows is not None and dataset.share != 0]
+    rows = np.array([dataset.rows for dataset in plan.datasets if dataset.rows is not None and dataset.share != 0])
     # Clusters have sizes of their own.
     if limit is None or plan.method == "crisp" or any(dataset.rows is None for dataset in plan.datasets):
         return
-    possible = sum(int(limit * size) // min(size, plan.batch_size) for size in rows)
+    possible = int((np.floor(limit * rows) // batch_rows(rows, plan.batch_size, plan.processes)).sum())
     needed = plan.steps * plan.batches_per_step
     if possible < needed:
         yield f"max_epochs allows {possible:,} batches but the run needs {needed:,}: it will be refused"

@@ -1,8 +1,9 @@
 """The cost model: what measuring costs in training steps, and what it keeps in parameter sizes.
 
-The unit of cost is one training step: forward, backward and optimizer on as many rows as a step has. Batches are given
-in such steps: a batch of half as many rows is 0.5. `dev` is the sum over all targets. A forward pass alone is a third
-of a step. What depends on the number of parameters and not on rows, such as going back to a snapshot, is not counted.
+The unit of cost is one training step: forward, backward and optimizer on as many rows as a process has of a step.
+Batches are given in such steps: a batch of half as many rows is 0.5. `dev` is the sum over all targets. A forward pass
+alone is a third of a step. What depends on the number of parameters and not on rows, such as going back to a snapshot
+or adding up the gradients of several processes, is not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ PROXY_STEP = 1 + FORWARD
 
 # Weights, gradients and the two moments of Adam.
 TRAINING_MEMORY = 4.0
+# A second copy of the gradients, in which the host adds up those of several processes.
+EXCHANGE_MEMORY = 1.0
 REFERENCE_MEMORY = 1.0
 
 
@@ -25,7 +28,7 @@ def probe_round(datasets: float, batch: float, inner_steps: int, dev: float) -> 
     """Return the cost of a round of probes: some steps on every dataset, a look before them and one after each.
 
     Args:
-        datasets: How many are probed.
+        datasets: How many are probed by one process, the one that has most of them.
         batch: Rows of a probe's step, in training steps.
         inner_steps: Steps of a probe.
         dev: Dev rows of all targets, in training steps.
@@ -37,8 +40,8 @@ def alignment_round(datasets: float, batch: float, dev: float, *, lookahead: boo
     """Return the cost of comparing gradients: one of every dataset and target; with lookahead, targets anew for each.
 
     Args:
-        datasets: How many are compared.
-        batch: Rows of a dataset's gradient, in training steps.
+        datasets: How many are compared, by all processes together.
+        batch: Rows that a process has of a dataset's gradient, in training steps.
         dev: Dev rows of all targets, in training steps.
         lookahead: Whether dev gradients are taken after a step on the dataset.
     """

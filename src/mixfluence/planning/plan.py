@@ -61,14 +61,15 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will cost, on one process.
+    """What a run will cost. Costs and memory are those of each of its processes.
 
     Attributes:
         name: Of the recipe.
         method: The sampler.
         model: The encoder.
+        processes: How many train together.
         steps: Steps of the final stage: those of a static run.
-        batch_size: Rows of a batch.
+        batch_size: Rows that each process has of a batch.
         batches_per_step: Batches whose gradients make one step.
         datasets: What is drawn.
         guides: Rows of each dev set that guides; empty if none does.
@@ -83,6 +84,7 @@ class Plan:
     name: str
     method: str
     model: str
+    processes: int
     steps: int
     batch_size: int
     batches_per_step: int
@@ -111,9 +113,14 @@ class Plan:
         return max(stage.memory for stage in self.stages)
 
     @property
+    def training_memory(self) -> float:
+        """Weights, gradients and Adam's moments, and what processes exchange gradients by, in parameter sizes."""
+        return costs.TRAINING_MEMORY + (costs.EXCHANGE_MEMORY if self.processes > 1 else 0.0)
+
+    @property
     def memory(self) -> float:
-        """Weights, gradients, Adam's moments and what the sampler keeps, in parameter sizes; no activations."""
-        return costs.TRAINING_MEMORY + self.sampler_memory
+        """What training needs and what the sampler keeps, in parameter sizes; no activations."""
+        return self.training_memory + self.sampler_memory
 
     @property
     def memory_bytes(self) -> int | None:

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence.display import duration, percent
-from mixfluence.planning import costs
 from mixfluence.planning.plan import Plan, StagePlan
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -17,8 +16,11 @@ UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 def plan_view(plan: Plan) -> Group:
     """Return a plan as tables and sentences. Names in it are data and mean nothing to the terminal."""
-    rows = f"{plan.batch_size:,} rows" + (f" x {plan.batches_per_step}" if plan.batches_per_step > 1 else "")
-    title = Text(f"{plan.name}: {plan.method} on {plan.model}, {plan.steps:,} steps of {rows}", "bold")
+    processes = f" on {plan.processes:,} processes" if plan.processes > 1 else ""
+    batch = f"{plan.batch_size * plan.processes:,} rows"
+    batches = f" x {plan.batches_per_step}" if plan.batches_per_step > 1 else ""
+    what = f"{plan.method} on {plan.model}, {plan.steps:,} steps of {batch}{batches}"
+    title = Text(f"{plan.name}{processes}: {what}", "bold")
     return Group(title, "", _datasets(plan), "", _costs(plan), *_remarks(plan))
 
 
@@ -81,7 +83,8 @@ def _stage(stage: StagePlan, stages: int) -> str:
 
 def _memory(plan: Plan) -> str:
     extra = f"{plan.sampler_memory:g} for the sampler" if plan.sampler_memory else "none for the sampler"
-    text = f"{costs.TRAINING_MEMORY:g} parameter sizes to train with Adam, {extra}"
+    place = " on each process" if plan.processes > 1 else ""
+    text = f"{plan.training_memory:g} parameter sizes to train with Adam{place}, {extra}"
     if plan.memory_bytes is not None:
         text += f": {_size(plan.memory_bytes)} for {_millions(plan.parameters or 0)} parameters"
     return f"{text}; activations come on top"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mixfluence.config.recipe import TrainingSection
 from mixfluence.planning import costs
 from mixfluence.policy import Vector, cap
 
@@ -72,6 +74,11 @@ def guessed(rows: Mapping[str, int | None]) -> dict[str, int]:
     return {name: GUESS if size is None else size for name, size in rows.items()}
 
 
+def batch_rows(sizes: Vector, batch_size: int, processes: int) -> Vector:
+    """Return the rows of a batch of each dataset, over all processes that share it: all have as many, at least one."""
+    return np.asarray(np.maximum(1, np.minimum(batch_size, sizes // processes)) * processes)
+
+
 def within_epochs(weights: Vector, sizes: Vector, batches: Vector, draws: int, max_epochs: float | None) -> Vector:
     """Return the part of the draws that each dataset gets if no row may be seen more than `max_epochs` times."""
     if max_epochs is None:
@@ -80,32 +87,41 @@ def within_epochs(weights: Vector, sizes: Vector, batches: Vector, draws: int, m
 
 
 def round_cost(
-    strategy: Strategy, sizes: Mapping[str, int], dev_sizes: Mapping[str, int], batch_size: int, batches_per_step: int
+    strategy: Strategy,
+    sizes: Mapping[str, int],
+    dev_sizes: Mapping[str, int],
+    training: TrainingSection,
+    processes: int,
 ) -> float:
     """Return what one round of a started strategy costs, in training steps.
+
+    Probes are shared out, each with its look at dev, and the round lasts as long as the process that has most of them.
+    The look before them is taken by every process. Gradients are of batches that all processes have a part of, those
+    of dev of all its rows on each.
 
     Args:
         strategy: One that measures.
         sizes: Rows of each dataset.
         dev_sizes: Rows of each dev set.
-        batch_size: Rows of a training batch.
-        batches_per_step: Batches whose gradients make one training step.
+        training: Says what a process has of a training step.
+        processes: How many there are.
     """
     from mixfluence.influence import Alignment
 
     probe = strategy.probe
     assert probe is not None
-    rows_per_step = batch_size * batches_per_step
+    rows_per_step = training.batch_size * training.gradient_accumulation
     dev = sum(min(probe.dev_batch_size, rows) for rows in dev_sizes.values()) / rows_per_step
     possible = strategy.candidates()
     if not len(possible):
         return costs.look(dev)
     measured = min(strategy.subset or len(possible), len(possible))
-    wanted = probe.batch_size or batch_size
-    batch = float(np.minimum(np.array(list(sizes.values()))[possible], wanted).mean()) / rows_per_step
+    sharing = 1 if probe.alone else processes
+    rows = batch_rows(np.array(list(sizes.values()))[possible], probe.batch_size or training.batch_size, sharing)
+    batch = float(rows.mean()) / sharing / rows_per_step
     if isinstance(probe, Alignment):
         return costs.alignment_round(measured, batch, dev, lookahead=probe.lookahead)
-    return costs.probe_round(measured, batch, strategy.inner_steps, dev)
+    return costs.probe_round(math.ceil(measured / processes), batch, strategy.inner_steps, dev)
 
 
 def round_memory(strategy: Strategy) -> float:

@@ -32,7 +32,7 @@ class Aioli(Strategy):
     New weights act only on batches not yet drawn: leave the loader without workers, as is the default, or a block
     would train on batches of the one before it. There is no limit on epochs, because a block must draw its dataset.
 
-    Cost per sweep: no training step, and (datasets + 1) looks at every dev batch. Memory: none.
+    Cost per sweep: no training step, and (datasets + 1) looks at every dev batch. Memory: 0 parameter sizes.
 
     Args:
         init: Where the logits start; uniform if None.

@@ -17,7 +17,7 @@ class DoReMi(GroupDRO):
     for ever, so train it no longer than the proxy.
 
     Cost of a proxy step: 4/3 training steps; with a reference and a final run of equal length, 3.33 training
-    steps per step of the final run. Memory: one parameter size.
+    steps per step of the final run. Memory: 1 parameter size.
 
     Args:
         rate: How far log alpha moves in a step per nat of excess. The published 1 is for language models. With

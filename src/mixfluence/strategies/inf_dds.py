@@ -18,8 +18,8 @@ class InfDDS(LogitStrategy):
     that improves the dev sets is its influence, and moves its logit. Prefer `Static` when there is no dev set like
     the test set, or when the mixture is known.
 
-    Cost per update: datasets x inner steps of training and (datasets + 1) looks at every dev batch. Memory: see
-    `mixfluence.influence.Prober`.
+    Cost per update: datasets x inner steps training steps, and (datasets + 1) looks at every dev batch, a third of
+    one each. Memory: 3 parameter sizes; 2 less with momentum-free probes, 1 more with Reptile.
 
     Args:
         init: Where the logits start; proportional to size if None.

@@ -11,7 +11,7 @@ from mixfluence.strategies.base import Strategy, refuse_no_epochs
 class Static(Strategy):
     """Draw every batch from the same distribution.
 
-    Costs nothing beyond training. Prefer it when the mixture is known to be right, and run it beside
+    Costs no training step and no memory. Prefer it when the mixture is known to be right, and run it beside
     any adaptive strategy to see whether adapting paid.
 
     Args:

@@ -28,7 +28,7 @@ class TDRO(GroupDRO):
     that of the last scores of all datasets.
 
     Cost of a proxy step: 4/3 training steps; with a reference and a final run of equal length, 3.33 training
-    steps per step of the final run. Memory: one parameter size.
+    steps per step of the final run. Memory: 1 parameter size.
 
     Args:
         rate: Length of the step of log alpha.

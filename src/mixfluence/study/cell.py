@@ -18,6 +18,7 @@ from mixfluence.run_folder import (
     STAGES_FOLDER,
 )
 from mixfluence.study.grid import BM25, Cell
+from mixfluence.study.launch import launch
 
 
 class State(StrEnum):
@@ -39,12 +40,14 @@ def state_of(cell: Cell) -> State:
     return State.FINISHED if (cell.folder / RECORD_FILE).exists() else State.STARTED
 
 
-def run_cell(cell: Cell, *, keep_models: bool) -> None:
+def run_cell(cell: Cell, *, keep_models: bool, gpus: int = 1) -> None:
     """Do what is left of a cell.
 
     Args:
         cell: What to do.
         keep_models: Leave models and checkpoints in the run folder. Tables do not need them, and a study has hundreds.
+        gpus: GPUs to train on. One is used by this process, several by a process each, see `launch`; a model that is
+            only tested needs one.
 
     Raises:
         RecipeError: If its folder holds a run of another recipe.
@@ -57,13 +60,20 @@ def run_cell(cell: Cell, *, keep_models: bool) -> None:
     if cell.row.reference:
         _test(cell)
         return
-    from mixfluence.experiment import run
-
-    run(cell.recipe, resume=state is State.STARTED)
+    _train(cell, gpus, resume=state is State.STARTED)
     if not keep_models:
         for stage in (cell.folder, *(cell.folder / STAGES_FOLDER).glob("*")):
             for folder in (CHECKPOINTS_FOLDER, MODEL_FOLDER):
                 shutil.rmtree(stage / folder, ignore_errors=True)
+
+
+def _train(cell: Cell, gpus: int, *, resume: bool) -> None:
+    if gpus > 1:
+        launch(cell.recipe, gpus, resume=resume)
+        return
+    from mixfluence.experiment import run
+
+    run(cell.recipe, resume=resume)
 
 
 def _test(cell: Cell) -> None:

@@ -68,6 +68,17 @@ def folder_name(label: str, target: str | None = None) -> str:
     return re.sub(r"[^\w.]+", "-", f"{label} for {target}" if target else label).strip("-").lower()
 
 
+def title_of(label: str, row: Row, columns: Sequence[str]) -> str:
+    """Return what tables call a row, or a group of rows: runs for each target are told from those for all."""
+    return f"{label}, each target alone" if row.targets == "each" and len(columns) > 1 else label
+
+
+def rows_left_out(study: Study, place: Place) -> list[Row]:
+    """Return the rows of a study that have no cells, because its setting does not know their sampler or model."""
+    setting = load_setting(place.setting)
+    return [row for row in study.rows if not _is_known(row, setting)]
+
+
 def build_cells(
     study: Study,
     place: Place,
@@ -99,7 +110,7 @@ def build_cells(
     for row, label, only in lines:
         # A model that is not trained gives the same scores again.
         count = 1 if row.reference else seeds or row.seeds or study.seeds
-        title = f"{label}, each target alone" if row.targets == "each" and len(columns) > 1 else label
+        title = title_of(label, row, columns)
         for target in columns if row.targets == "each" else [None]:
             strategy = _strategy(row, place, setting, target)
             own = [*place.changes, *strategy, *row.changes, *changes]

@@ -70,13 +70,19 @@ class Outcome:
     missing: int
 
     @property
+    def by_seed(self) -> dict[int, dict[str, float]]:
+        """Points of each seed by column, as far as it has them."""
+        found: dict[int, dict[str, float]] = {}
+        for done in self.done:
+            own = {name: points for name, points in done.scores.items() if name in self.columns}
+            found.setdefault(done.cell.seed, {}).update(own)
+        return found
+
+    @property
     def average(self) -> Score | None:
         """The average over columns for every seed that has them all; None if none has."""
-        by_column = [
-            {done.cell.seed: done.scores[name] for done in self.done if name in done.scores} for name in self.columns
-        ]
-        seeds = [seed for seed in by_column[0] if all(seed in column for column in by_column)]
-        return Score(tuple(fmean(column[seed] for column in by_column) for seed in seeds)) if seeds else None
+        whole = [points.values() for points in self.by_seed.values() if len(points) == len(self.columns)]
+        return Score(tuple(map(fmean, whole))) if whole else None
 
     @property
     def runs(self) -> list[RunFolder]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mixfluence.paper import PaperRow, read_table
+from mixfluence.paper import PaperRow, PaperTable, read_table
 from mixfluence.report.comparison import Score
 from mixfluence.report.formats import markdown_table as markdown_table
 from mixfluence.report.sheets import Sheet
-from mixfluence.study.beside import paper_notes, paper_sheet
-from mixfluence.study.grid import Cell, columns_of
+from mixfluence.study.beside import paper_cell, paper_notes, paper_sheet
+from mixfluence.study.grid import Cell, columns_of, rows_left_out
 from mixfluence.study.outcomes import Outcome, read_outcomes
-from mixfluence.study.schema import Study, load_setting
+from mixfluence.study.schema import Row, Study, load_setting
 from mixfluence.study.views import Results, final_weights, make_sheets
 
 
@@ -76,8 +76,17 @@ def _own_notes(setting: str, results: Results) -> list[str]:
         notes.append(
             "Negatives and the teacher's scores are by BM25 over character trigrams, not by a neural teacher."
         )
-    missing = sum(outcome.missing for outcome in results.outcomes)
-    return [*notes, f"{missing} cells are not finished; means are over those that are."] if missing else notes
+    if rows := rows_left_out(results.study, place):
+        notes.append(f"Not in this setting: {', '.join(_left_out(row, results.tables) for row in rows)}.")
+    if missing := sum(outcome.missing for outcome in results.outcomes):
+        notes.append(f"{missing} cells are not finished; means are over those that are.")
+    records = [run.record for outcome in results.outcomes for run in outcome.runs]
+    return [*notes, *dict.fromkeys(note for record in records for note in record.get("notes", []))]
+
+
+def _left_out(row: Row, tables: Sequence[PaperTable]) -> str:
+    paper = paper_cell(tables[0], row).text if tables else ""
+    return f"{row.label} ({paper} in the paper)" if paper else row.label
 
 
 def _row(outcome: Outcome, on_gpu: bool) -> dict[str, Any]:

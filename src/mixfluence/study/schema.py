@@ -26,6 +26,7 @@ class Setting(Section):
         references: Word -> changes of the recipe that make it the model to be tested as it is.
         expert: The recipe whose start the word `expert` stands for.
         teacher: Whether rows get negatives and scores by BM25 before training.
+        gpus: How many each run trains on, with the recipe's batch on each.
     """
 
     recipe: str
@@ -33,6 +34,7 @@ class Setting(Section):
     references: dict[str, list[str]] = Field(default_factory=dict)
     expert: str | None = None
     teacher: bool = False
+    gpus: Count = 1
 
 
 class Place(Section):

@@ -9,33 +9,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
-from mixfluence.report.labels import sampler_label
+from mixfluence.report.labels import pool_labels
 from mixfluence.report.sheets import Cell, Column, Sheet
 from mixfluence.study.arithmetic import Mixture, disagreement, mean_mixture, wandering
+from mixfluence.study.grid import title_of
 from mixfluence.study.outcomes import Done, Outcome
 
 MOMENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def stability_sheets(outcomes: Sequence[Outcome]) -> list[Sheet]:
-    """Return the stability of every sampler whose mixture moves, and the target's probability on the way.
+class _Line(NamedTuple):
+    """How the probability of a dataset moves, for the sake of some targets."""
 
-    A method whose last run draws by what was found before it has a line: the same probability at every moment.
+    targets: tuple[str, ...]
+    row: str
+    dataset: str
+    moments: list[float]
+
+
+def stability_sheets(outcomes: Sequence[Outcome]) -> list[Sheet]:
+    """Return the stability of every sampler whose mixture moves, and the targets' probabilities on the way.
+
+    Rows that differ in their start alone are one sampler. Lines of a target stand together, whatever their row. A
+    method whose last run draws by what was found before it has a line: the same probability at every moment.
     """
     trained = [outcome for outcome in outcomes if outcome.runs and outcome.recipe.strategy.name != "static"]
     samplers: dict[str, list[Outcome]] = {}
     for outcome in trained:
         if any(len(done.trajectory) > 1 for done in outcome.done):
-            samplers.setdefault(sampler_label(outcome.recipe), []).append(outcome)
+            samplers.setdefault(_sampler(outcome), []).append(outcome)
     sheets = [_stability(samplers)] if samplers else []
     lines = [line for outcome in trained for line in _lines(outcome)]
+    order = list(dict.fromkeys(line.targets[0] for line in lines))
+    lines.sort(key=lambda line: order.index(line.targets[0]))
     return [*sheets, _trajectories(lines)] if lines else sheets
 
 
 def mixture_at(trajectory: Sequence[tuple[int, Mixture]], step: float) -> Mixture:
     """Return the mixture in force at a step."""
     return [mixture for since, mixture in trajectory if since <= step][-1]
+
+
+def _sampler(outcome: Outcome) -> str:
+    row = outcome.row
+    return title_of(" ".join([str(row.sampler), *row.changes]), row, outcome.columns)
 
 
 def _stability(samplers: dict[str, list[Outcome]]) -> Sheet:
@@ -62,27 +81,39 @@ def _ends(outcome: Outcome, target: str | None) -> list[Mixture]:
     return [done.trajectory[-1][1] for done in outcome.done if done.cell.target == target]
 
 
-def _lines(outcome: Outcome) -> Iterator[tuple[str, list[float]]]:
-    """Yield the probability of a row's target at some moments, a line for each target that is a training set."""
+def _lines(outcome: Outcome) -> Iterator[_Line]:
+    """Yield a line for each target that is a training set, and one for those that are not, if there are any."""
     for target in dict.fromkeys(done.cell.target for done in outcome.done):
-        watched = [target] if target else list(outcome.recipe.dev)
-        for name in (name for name in watched if name in outcome.recipe.train):
-            own = [done for done in outcome.done if done.cell.target == target]
-            moments = [fmean(_probability(done, name, moment) for done in own) for moment in MOMENTS]
-            yield f"{outcome.label}: {name}", moments
+        own = [done for done in outcome.done if done.cell.target == target]
+        targets = [target] if target else list(outcome.recipe.dev)
+        for name in (name for name in targets if name in outcome.recipe.train):
+            yield _Line((name,), outcome.label, name, _moments(own, name))
+        if others := tuple(name for name in targets if name not in outcome.recipe.train):
+            ends = mean_mixture(_ends(outcome, target))
+            highest = max(ends, key=ends.__getitem__)
+            yield _Line(others, outcome.label, highest, _moments(own, highest))
+
+
+def _moments(runs: Sequence[Done], name: str) -> list[float]:
+    return [fmean(_probability(done, name, moment) for done in runs) for moment in MOMENTS]
 
 
 def _probability(done: Done, name: str, moment: float) -> float:
     return 100 * mixture_at(done.trajectory, moment * done.cell.recipe.training.steps).get(name, 0.0)
 
 
-def _trajectories(lines: Sequence[tuple[str, list[float]]]) -> Sheet:
-    columns = [Column("row", tuple(Cell(label) for label, _ in lines), numeric=False)]
+def _trajectories(lines: Sequence[_Line]) -> Sheet:
+    texts = {
+        "target": pool_labels([line.targets for line in lines]),
+        "row": [line.row for line in lines],
+        "dataset": [line.dataset for line in lines],
+    }
+    columns = [Column(head, tuple(map(Cell, words)), numeric=False) for head, words in texts.items()]
     for place, moment in enumerate(MOMENTS):
-        columns.append(
-            Column(f"{moment:.0%} of the steps", tuple(Cell(f"{values[place]:.1f}") for _, values in lines))
-        )
-    return Sheet("Probability of the target's own training set, in percent, mean over seeds", tuple(columns), 1)
+        cells = tuple(Cell(f"{line.moments[place]:.1f}") for line in lines)
+        columns.append(Column(f"{moment:.0%} of the steps", cells))
+    what = "the target's own training set or, if it has none, of the dataset that ends highest"
+    return Sheet(f"Probability of {what}, in percent, mean over seeds", tuple(columns), len(texts))
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

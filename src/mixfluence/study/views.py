@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from mixfluence.paper import PaperTable
 from mixfluence.report.comparison import PARTS, Score
 from mixfluence.report.sheets import Cell, Column, Sheet
 from mixfluence.study.arithmetic import Mixture, mean_mixture, undominated, z_scores
-from mixfluence.study.beside import paper_cell
+from mixfluence.study.beside import AVERAGE, paper_cell
 from mixfluence.study.outcomes import Outcome
 from mixfluence.study.schema import Study
 from mixfluence.study.stability import stability_sheets
@@ -59,7 +60,7 @@ def _scores(results: Results) -> list[Sheet]:
     several = any(len(outcome.done) > 1 for outcome in outcomes)
     columns = [_labels(outcomes)]
     if len(results.columns) > 1:
-        columns.append(_score_column("average", [outcome.average for outcome in outcomes]))
+        columns.append(_score_column(AVERAGE, [outcome.average for outcome in outcomes]))
     columns += [_score_column(name, [outcome.scores.get(name) for outcome in outcomes]) for name in results.columns]
     if several:
         columns.append(Column("runs", tuple(Cell(_count(outcome)) for outcome in outcomes)))
@@ -67,7 +68,23 @@ def _scores(results: Results) -> list[Sheet]:
         beside = [paper_cell(results.tables[0], outcome.row) for outcome in outcomes]
         columns.append(Column("the paper", tuple(beside)))
     spread = ", mean ± standard deviation over seeds" if several else ""
-    return [Sheet(f"{results.study.measure.upper()} × 100{spread}", tuple(columns), 1)]
+    sheet = Sheet(f"{_measure(results)}{spread}", tuple(columns), 1)
+    # Where a seed draws the training set, each is a result of its own.
+    return [sheet, _by_seed(results)] if any(outcome.row.resampled for outcome in outcomes) else [sheet]
+
+
+def _by_seed(results: Results) -> Sheet:
+    lines: dict[str, dict[str, float]] = {}
+    for outcome in results.outcomes:
+        for seed, points in sorted(outcome.by_seed.items()):
+            whole = len(points) == len(results.columns)
+            lines[f"{outcome.label}, seed {seed}"] = points | ({AVERAGE: fmean(points.values())} if whole else {})
+    heads = [AVERAGE, *results.columns] if len(results.columns) > 1 else results.columns
+    columns = [Column("row", tuple(map(Cell, lines)), numeric=False)]
+    for head in heads:
+        cells = [Cell(f"{points[head]:.1f}") if head in points else NOTHING for points in lines.values()]
+        columns.append(Column(head, tuple(cells)))
+    return Sheet(f"{_measure(results)} by seed", tuple(columns), 1)
 
 
 def _cost(results: Results) -> list[Sheet]:
@@ -84,13 +101,15 @@ def _cost(results: Results) -> list[Sheet]:
         for total, average in zip(totals, averages, strict=True)
     ]
     parts = [part for part in PARTS if any(hours[part] for _, hours in priced)]
-    columns = [_labels([outcome for outcome, _ in priced]), Column("average", tuple(shown))]
+    columns = [_labels([outcome for outcome, _ in priced]), Column(AVERAGE, tuple(shown))]
     columns += [_numbers(part, [60 * hours[part] for _, hours in priced]) for part in parts]
     columns.append(_numbers("total", [60 * total for total in totals]))
     if static:
         columns.append(_numbers("× static", [total / static for total in totals]))
     unit = "GPU-minutes" if results.on_gpu else "minutes"
-    return [Sheet(f"Cost of a run in {unit}; bold: no row is both cheaper and better", tuple(columns), 1)]
+    # How many runs were side by side is nowhere written.
+    shared = "of runs side by side, which share a device, costs compare with each other only"
+    return [Sheet(f"Cost of a run in {unit} ({shared}); bold: no row is both cheaper and better", tuple(columns), 1)]
 
 
 def _heat_map(results: Results) -> list[Sheet]:
@@ -130,6 +149,10 @@ _VIEWS: dict[str, Callable[[Results], list[Sheet]]] = {
     "weights": _weights,
     "trajectories": _trajectories,
 }
+
+
+def _measure(results: Results) -> str:
+    return f"{results.study.measure.upper()} × 100"
 
 
 def _labels(outcomes: Sequence[Outcome]) -> Column:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -34,6 +35,8 @@ ENVIRONMENT = {
 }
 IMPORTS = "mixfluence.study.imports"
 
+Do = Callable[[Cell], None]
+
 
 @dataclass
 class _Worker:
@@ -43,7 +46,12 @@ class _Worker:
 
 
 def run_cells(
-    cells: Sequence[Cell], *, processes: int, keep_models: bool, tell: Callable[[Cell, str | None], None]
+    cells: Sequence[Cell],
+    *,
+    processes: int,
+    keep_models: bool,
+    tell: Callable[[Cell, str | None], None],
+    gpus: int = 1,
 ) -> dict[str, str]:
     """Do what is left of some cells; return the names of those that failed, and why.
 
@@ -52,17 +60,19 @@ def run_cells(
 
     Args:
         cells: What to do.
-        processes: How many at once.
+        processes: How many at once; one if each has several GPUs, which are the same for all.
         keep_models: See `run_cell`.
         tell: Called after each cell, with the error if it failed.
+        gpus: See `run_cell`.
     """
+    do = partial(run_cell, keep_models=keep_models, gpus=gpus)
     failed: dict[str, str] = {}
     waiting = list(reversed(cells))
     workers: list[_Worker] = []
     try:
         with _environment(ENVIRONMENT):
             for _ in range(min(processes, len(waiting))):
-                workers.append(_start(waiting.pop(), keep_models))
+                workers.append(_start(waiting.pop(), do))
             while workers:
                 ready = wait([worker.channel for worker in workers])
                 for worker in [worker for worker in workers if worker.channel in ready]:
@@ -72,7 +82,7 @@ def run_cells(
                         failed[worker.cell.name] = error
                     workers.remove(worker)
                     if waiting:
-                        workers.append(_go_on(worker, waiting.pop(), keep_models, alive=error is None))
+                        workers.append(_go_on(worker, waiting.pop(), do, alive=error is None))
                     else:
                         worker.channel.close()
                         worker.process.join()
@@ -84,7 +94,7 @@ def run_cells(
     return failed
 
 
-def _start(cell: Cell, keep_models: bool) -> _Worker:
+def _start(cell: Cell, do: Do) -> _Worker:
     # Elsewhere, libraries of the system may not survive a fork.
     if sys.platform == "linux":
         context = multiprocessing.get_context("forkserver")
@@ -92,7 +102,7 @@ def _start(cell: Cell, keep_models: bool) -> _Worker:
     else:
         context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, keep_models, dict(os.environ)))
+    process = context.Process(target=_work, args=(theirs, do, dict(os.environ)))
     try:
         process.start()
         ours.send(cell)
@@ -105,9 +115,9 @@ def _start(cell: Cell, keep_models: bool) -> _Worker:
     return _Worker(process, ours, cell)
 
 
-def _go_on(worker: _Worker, cell: Cell, keep_models: bool, *, alive: bool) -> _Worker:
+def _go_on(worker: _Worker, cell: Cell, do: Do, *, alive: bool) -> _Worker:
     if not alive:
-        return _start(cell, keep_models)
+        return _start(cell, do)
     worker.channel.send(cell)
     return _Worker(worker.process, worker.channel, cell)
 
@@ -122,7 +132,7 @@ def _receive(worker: _Worker) -> str | None:
     return error
 
 
-def _work(channel: Connection, keep_models: bool, environment: Mapping[str, str]) -> None:
+def _work(channel: Connection, do: Do, environment: Mapping[str, str]) -> None:
     """Run cells until one fails or the other side hangs up."""
     # The study's own process is interrupted too, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -137,13 +147,13 @@ def _work(channel: Connection, keep_models: bool, environment: Mapping[str, str]
             cell: Cell = channel.recv()
         except (EOFError, OSError):
             return
-        error = _error_of(cell, keep_models)
+        error = _error_of(cell, do)
         channel.send(error)
 
 
-def _error_of(cell: Cell, keep_models: bool) -> str | None:
+def _error_of(cell: Cell, do: Do) -> str | None:
     try:
-        run_cell(cell, keep_models=keep_models)
+        do(cell)
     except MixfluenceError as error:
         return str(error)
     except Exception as error:

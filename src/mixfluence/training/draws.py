@@ -85,6 +85,34 @@ def batch_sizes(wanted: int, world: int, tokenised: Mapping[str, TokenisedRows])
     return {name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()}
 
 
+def negatives_per_row(tokenised: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
+    """Return how many hard negatives rows are trained with; if none are wanted in particular, as many as all have.
+
+    Args:
+        tokenised: The datasets.
+        wanted: For all of them; rows that have fewer repeat or borrow some.
+    """
+    if wanted is not None:
+        return dict.fromkeys(tokenised, wanted)
+    for name, rows in tokenised.items():
+        least, most = rows.least_negatives, rows.most_negatives
+        if least < most:
+            logger.warning("%s: rows have %d to %d hard negatives; %d are used", name, least, most, least)
+    return {name: rows.least_negatives for name, rows in tokenised.items()}
+
+
+def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
+    """Return how many hard negatives dev rows are judged with: a row without any must not take them from the others.
+
+    Args:
+        dev: The dev sets; one that has no negatives at all is judged without.
+        wanted: As for training; None for as many as any row has.
+    """
+    return {
+        name: rows.most_negatives if wanted is None else min(wanted, rows.most_negatives) for name, rows in dev.items()
+    }
+
+
 def fixed_settings(args: SentenceTransformerTrainingArguments) -> dict[str, int]:
     """Return what a resumed run must share with its checkpoint to draw the same batches."""
     return {

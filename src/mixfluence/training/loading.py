@@ -37,7 +37,8 @@ def tokenise_all(
         args.main_process_first(desc="tokenising"),
         Progress(console=console, transient=True, disable=silent) as progress,
     ):
-        bar = progress.add_task("tokenising", total=sum(datasets.sizes.values()))
+        wholes = {whole.fingerprint: len(whole) for rows in datasets.values() for whole in rows.wholes}
+        bar = progress.add_task("tokenising", total=sum(wholes.values()))
         return {
             name: tokenise(rows, tokeniser, prompts_of(args, name, names), lambda count: progress.advance(bar, count))
             for name, rows in datasets.items()

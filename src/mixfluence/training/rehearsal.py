@@ -58,6 +58,20 @@ def rehearse(build: Build, host: Mapping[str, Any]) -> None:
         names = ", ".join(_culprits(build, host)) or "training"
         reason = shorten(str(error) or repr(error), 300, placeholder=" ...")
         raise RecipeError(f"{names}: refused by the host ({reason})") from error
+    refuse_several_gpus(build(host))
+
+
+def refuse_several_gpus(args: TrainingArguments) -> None:
+    """Refuse one process for several GPUs: the host would enlarge the batch and cut it into pieces behind our back.
+
+    Raises:
+        RecipeError: Saying how to use them all, or one.
+    """
+    if args.n_gpu > 1:
+        raise RecipeError(
+            f"{args.n_gpu} GPUs are visible to one process, which trains on one: "
+            f"torchrun --nproc-per-node {args.n_gpu} uses them all, CUDA_VISIBLE_DEVICES=0 the first"
+        )
 
 
 def _refusal(build: Build, host: Mapping[str, Any]) -> Exception | None:

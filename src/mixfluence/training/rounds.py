@@ -18,7 +18,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import DevBatch, Influences, Metric, Piece, loss_metric, refuse_without_moments
 from mixfluence.strategies import Strategy
 from mixfluence.training.batches import Collator, MixtureRows
-from mixfluence.training.draws import batch_sizes, data_seed
+from mixfluence.training.draws import batch_sizes, data_seed, dev_negatives_per_row
 from mixfluence.training.permutation import mix, permuted
 from mixfluence.training.streams import Rows, RowStream, StreamState, share
 from mixfluence.training.trainer_learner import TrainerLearner
@@ -68,9 +68,9 @@ class ProbeRounds:
         self._share = (0, 1) if self._probe.alone else (trainer.args.process_index, world)
         self._drawn: dict[int, list[Rows]] = {}
         self._streams = self._open(tokenised, negatives, PROBE_ROWS)
-        dev_negatives = {
-            name: rows.least_negatives if self._metric.hard_negatives else 0 for name, rows in dev.items()
-        }
+        dev_negatives = dict.fromkeys(dev, 0)
+        if self._metric.hard_negatives:
+            dev_negatives = dev_negatives_per_row(dev, trainer.num_negatives)
         self._dev_names = list(dev)
         self._dev_rows = MixtureRows(dev, dev_negatives)
         self._dev_sizes = [min(self._probe.dev_batch_size, rows.distinct_positives) for rows in dev.values()]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mixfluence.errors import RecipeError
+from mixfluence.training.rehearsal import refuse_several_gpus
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
@@ -28,6 +29,7 @@ def refuse_unstartable(trainer: MixtureTrainer) -> None:
         RecipeError: Naming the argument.
     """
     args = trainer.args
+    refuse_several_gpus(args)
     if args.auto_find_batch_size:
         raise RecipeError("auto_find_batch_size: the batch size decides what is drawn, so it must be given")
     if args.torch_compile_mode is not None:

@@ -29,7 +29,7 @@ from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.card import add_mixture_section
 from mixfluence.training.checkpoints import half_written_named, state_understood
 from mixfluence.training.compiling import compile_encoder
-from mixfluence.training.draws import build_sampler
+from mixfluence.training.draws import build_sampler, negatives_per_row
 from mixfluence.training.facts import for_card, for_trace, for_trackers
 from mixfluence.training.loading import host_columns, open_loader, tokenise_all
 from mixfluence.training.packing import Packing, learn_packing, left_as_found
@@ -139,10 +139,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
         tokenised = self.tokenised
-        negatives = {
-            name: rows.least_negatives if self.num_negatives is None else self.num_negatives
-            for name, rows in tokenised.items()
-        }
+        negatives = negatives_per_row(tokenised, self.num_negatives)
         rows = MixtureRows(tokenised, negatives)
         collate = Collator(isinstance(self.loss, dict), self._learn_packing(rows))
         parts = {name: rows.parts for name, rows in self.mixture.items()}
