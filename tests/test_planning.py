@@ -308,20 +308,14 @@ def test_what_the_run_would_refuse_is_refused(tmp_path: Path) -> None:
         planned(tmp_path, "strategy.floor=0.9")
 
 
-# The docstrings of seven libraries are read, which takes its time.
-READ = {"pydocs": [pytest.mark.slow]}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=READ.get(path.stem, ())) for path in sorted(RECIPES.glob("*.yaml"))],
-)
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_can_be_costed_without_its_data(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe(path, files_may_be_missing=True)
-    plan = plan_run(recipe)
+    # It would count the docstrings of seven libraries, which are on every machine but take their time.
+    plan = plan_run(recipe, dict.fromkeys(recipe.train, 1000) if path.stem == "pydocs" else None)
     assert plan.cost >= plan.steps == recipe.training.steps
     if path.stem.startswith("english"):
         assert plan.steps == 400

@@ -146,6 +146,21 @@ def test_a_run_that_fails_is_reported_with_its_own_error(write_study: WriteStudy
 
 
 @pytest.mark.slow
+def test_a_run_on_two_processes_is_trained_once(write_study: WriteStudy, tmp_path: Path) -> None:
+    study = load_study(str(write_study()))
+    cells = build_cells(study, study.place("twin"), tmp_path / "out", data=tmp_path / "elsewhere", seeds=1)[:1]
+    record, written = cells[0].folder / RECORD_FILE, []
+    for _ in range(2):
+        assert run_cells(cells, processes=1, keep_models=False, tell=lambda *_: None, gpus=2) == {}
+        written.append(record.stat().st_mtime_ns)
+    assert written[0] == written[1]
+    # Two processes with 8 rows each.
+    trace = read_trace(cells[0].folder / TRACE_FILE)
+    assert trace[-1]["step"] == 8
+    assert max(rows for line in trace[1:] for rows in line["rows"]) == 16
+
+
+@pytest.mark.soak
 def test_a_study_on_two_processes_stops_goes_on_and_is_not_run_again(write_study: WriteStudy, tmp_path: Path) -> None:
     rows = [{"label": "shared", "sampler": "static", "seeds": 1}, {"label": "zero-shot", "reference": "zero-shot"}]
     lengths = ("--set", f"training.steps={STEPS}", "--set", f"training.save_every={SAVE_EVERY}")
