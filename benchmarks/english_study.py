@@ -194,6 +194,10 @@ def grid(options: argparse.Namespace) -> list[Cell]:
     alone = cells(
         {"own set only": STATIC["uniform"]}, [((n,), "only") for n in SINGLE] + [(tuple(JOINT), "only")], options
     )
+    # Without the targets' own sets there is nothing that target-only could draw.
+    adaptive = [
+        cell for cell in adaptive if cell.own == "in" or yaml.safe_load(cell.strategy)["name"] != "target-only"
+    ]
     chosen = [*adaptive, *static, *alone]
     if options.longer:
         again = [cell for cell in chosen if cell.method in STATIC]
