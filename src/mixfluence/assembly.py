@@ -48,7 +48,7 @@ def read_rows(source: Source) -> RowSet:
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:
-    """Read a source as a retrieval task, with its prompts; counts that are not as published are logged."""
+    """Read a source as a retrieval task, with its prompts; counts that are not as published are noted."""
     match source:
         case BeirSource():
             task = read_beir_retrieval(source.path, source.split, name)
@@ -58,27 +58,28 @@ def read_task(name: str, source: Source) -> RetrievalSet:
             task = read_pydocs_retrieval(library, split, name)
         case _:
             task = retrieval_from_rows(name, _read_rows(source))
-    for note in _task_notes(task, source):
+    differences = task_differences(task, source.published.model_dump()) if source.published else []
+    for note in differences:
         logger.warning("%s", note)
-    return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt)
+    return replace(
+        task,
+        query_prompt=source.query_prompt,
+        passage_prompt=source.passage_prompt,
+        notes=(*task.notes, *differences),
+    )
 
 
 def reading_notes(
-    recipe: Recipe, train: Mapping[str, RowSet], dev: Mapping[str, RowSet], test: Mapping[str, RetrievalSet]
+    train: Mapping[str, RowSet], dev: Mapping[str, RowSet], test: Mapping[str, RetrievalSet]
 ) -> list[str]:
-    """Return what was logged of a recipe's data as it was read, each note with the dataset that it is about."""
+    """Return what was noted of data as it was read, each note with the dataset that it is about."""
     notes = [
         f"{section} {name}: {note}"
         for section, sets in (("train", train), ("dev", dev))
         for name, rows in sets.items()
         for note in rows.notes
     ]
-    # These begin with the name of their test set.
-    return notes + [f"test {note}" for name, task in test.items() for note in _task_notes(task, recipe.test[name])]
-
-
-def _task_notes(task: RetrievalSet, source: Source) -> list[str]:
-    return task_differences(task, source.published.model_dump()) if source.published else []
+    return notes + [f"test {note}" for task in test.values() for note in task.notes]
 
 
 def _read_rows(source: Source) -> RowSet:

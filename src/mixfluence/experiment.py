@@ -105,7 +105,7 @@ def run(
     seconds = watch.seconds | final.watch.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in stages.items()}
     facts = {
-        "notes": reading_notes(recipe, mixture, guides, tasks),
+        "notes": reading_notes(mixture, guides, tasks),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
         "probing": {name: final.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "stages": stages,

@@ -205,5 +205,8 @@ def test_retrieval_counts_a_query_whose_passages_are_unknown(
     assert task.qrels["q1"] == {}
     assert len(task.query_ids) == 31
     assert "left out 1 of 31 judgements" in caplog.text
+    (note,) = task.notes
+    assert note.startswith("many: ")
+    assert "left out 1 of 31 judgements" in note
     with pytest.raises(DataError, match="judgements of an unknown query or passage"):
         read_beir_retrieval(make_folder(PASSAGES, QUERIES, [("q1", "gone", 1)]), "train", "few")

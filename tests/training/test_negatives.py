@@ -50,7 +50,8 @@ def test_training_says_when_a_short_list_decides(make_static: MakeModel, caplog:
 
 def test_a_dev_row_without_negatives_does_not_decide_for_all(make_static: MakeModel) -> None:
     datasets = tokenised(make_static())
-    assert dev_negatives_per_row(datasets, None) == {"even": 2, "uneven": 3, "none": 0}
+    for none_in_particular in (None, 0):
+        assert dev_negatives_per_row(datasets, none_in_particular) == {"even": 2, "uneven": 3, "none": 0}
     assert dev_negatives_per_row(datasets, 2) == {"even": 2, "uneven": 2, "none": 0}
 
 

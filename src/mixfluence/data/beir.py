@@ -65,7 +65,7 @@ def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
 def make_task(
     name: str, qrels: Path, grades: Grades, queries: dict[str, str], passages: dict[str, str]
 ) -> RetrievalSet:
-    """Join texts and judgements to a task; judgements of texts that are not there are left out and logged.
+    """Join texts and judgements to a task; judgements of texts that are not there are left out and noted.
 
     Args:
         name: How tables call it.
@@ -76,13 +76,14 @@ def make_task(
     """
     notes: list[str] = []
     known = _drop_unknown(grades, queries, passages, qrels, notes)
-    for note in notes:
-        logger.warning("%s: %s", name, note)
+    named = tuple(f"{name}: {note}" for note in notes)
+    for note in named:
+        logger.warning("%s", note)
     judged: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
     for (query, passage), grade in known.items():
         judged[query][passage] = grade
     texts = [queries[query] for query in judged]
-    return RetrievalSet(name, list(judged), texts, list(passages), list(passages.values()), judged)
+    return RetrievalSet(name, list(judged), texts, list(passages), list(passages.values()), judged, notes=named)
 
 
 def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:

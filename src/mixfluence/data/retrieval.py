@@ -26,6 +26,7 @@ class RetrievalSet:
         qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
         query_prompt: Put before queries instead of the model's own query prompt; None keeps the model's.
         passage_prompt: Likewise for passages.
+        notes: What was noted as it was read, each with its name.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RetrievalSet:
     qrels: Mapping[str, Mapping[str, int]]
     query_prompt: str | None = None
     passage_prompt: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.query_ids) or not len(self.doc_ids):

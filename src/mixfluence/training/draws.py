@@ -106,11 +106,9 @@ def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: int | None) 
 
     Args:
         dev: The dev sets; one that has no negatives at all is judged without.
-        wanted: As for training; None for as many as any row has.
+        wanted: As for training; None, or 0 where training has none, for as many as any row has.
     """
-    return {
-        name: rows.most_negatives if wanted is None else min(wanted, rows.most_negatives) for name, rows in dev.items()
-    }
+    return {name: min(wanted or rows.most_negatives, rows.most_negatives) for name, rows in dev.items()}
 
 
 def fixed_settings(args: SentenceTransformerTrainingArguments) -> dict[str, int]:
