@@ -97,13 +97,15 @@ def partition(
     _check_choice("texts", texts, "both", "query", "passage")
     if not targets:
         raise RecipeError("clusters are weighted by dev sets: give at least one")
+    dev = Mixture(targets)
     embedder = Embedder(encoder, texts)
+    embedder.encode(chain(mixture.values(), dev.values()))
     pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
     parts = [
         Part(name, pool, embedder, levels=levels, branching=branching, least_rows=least_rows, seed=seed)
         for name, pool in pools.items()
     ]
-    weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in Mixture(targets).values()], smoothing)
+    weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], smoothing)
     chosen = np.split(weights > 0, np.cumsum([len(part.names) for part in parts])[:-1])
     drawn = chain.from_iterable(part.row_sets(mask) for part, mask in zip(parts, chosen, strict=True))
     names = [name for part in parts for name in part.names]

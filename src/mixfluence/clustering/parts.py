@@ -96,7 +96,6 @@ def _cluster(
     folder = cache_root() / "clusters" / xxhash.xxh3_128_hexdigest(key.encode())
     tree, leaves = folder / "tree.npz", folder / "leaves.npy"
     if not leaves.exists():
-        embedder.encode(datasets.values())
         points = Points([embedder.vectors(rows) for rows in datasets.values()])
         logger.info("clustering %s: %d rows", name, len(points))
         _grow_files(points, tree, leaves, levels=levels, branching=branching, seed=seed)
