@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from mixfluence.atomic import replacing
-from mixfluence.data.layout import PROBE, Task, Tokeniser
+from mixfluence.data.layout import PROBES, Task, Tokeniser
 from mixfluence.data.rows import RowSet, cache_root
 from mixfluence.data.texts import tokenise_unkept
 from mixfluence.data.token_cache import in_parallel
@@ -185,7 +185,7 @@ def _reading(encoder: SentenceTransformer) -> list[str]:
         tokeniser = Tokeniser(encoder)
         return [tokeniser.side(task, "").fingerprint for task in tasks]
     except MixfluenceError:
-        return [_features_hash(encoder.preprocess(PROBE, task=task)) for task in tasks]
+        return [_features_hash(encoder.preprocess(PROBES[-1], task=task)) for task in tasks]
 
 
 def _features_hash(features: Mapping[str, Any]) -> str:

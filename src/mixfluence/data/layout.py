@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mixfluence.errors import MixfluenceError
 
-# Short beside long, so that the answer shows padding; long enough to show any maximum length.
-PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
+# Short beside long, so that the answer shows padding; the last is long enough to show any maximum length.
+PROBES = [["a", "the quick brown fox jumps over the lazy dog " * times] for times in (64, 256, 2_000)]
 TEXTS_PER_CALL = 256
 Task = Literal["query", "document"]
 
@@ -113,8 +113,18 @@ class Side:
         mask = output["attention_mask"].bool()
         return ids[mask].numpy().astype(np.int32), mask.sum(dim=1).numpy()
 
+    def _ask(self) -> dict[str, Any]:
+        """Return what the model makes of a text that it has to cut, if it cuts any."""
+        output: dict[str, Any] = {}
+        for probe in PROBES:
+            shorter, output = output.get("input_ids"), dict(self._model.preprocess(probe, **self._options))
+            # A longer text with as many tokens was cut: longer ones, which take the most time, would show no more.
+            if shorter is not None and shorter.shape == output["input_ids"].shape:
+                break
+        return output
+
     def _learn_layout(self) -> tuple[TokenLayout, NDArray[np.int64]]:
-        output = dict(self._model.preprocess(PROBE, **self._options))
+        output = self._ask()
         ids: Tensor = output.pop("input_ids", None)
         constants = {name: output.pop(name) for name in list(output) if not isinstance(output[name], Tensor)}
         constants["task"] = self._options["task"]
