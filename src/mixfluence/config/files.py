@@ -6,6 +6,7 @@ import copy
 import re
 import reprlib
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,12 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     """Return a recipe with the keys of those it extends, and its own text as YAML has it."""
     text = _read_text(path)
     try:
-        tree = yaml.compose(text, Loader=_Loader)
-        data = yaml.load(text, Loader=_Loader)
+        known, tree = _parse(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise RecipeError(_yaml_message(path, text, error)) from error
-    if not isinstance(data, dict):
+    if tree is None or not isinstance(known, dict):
         raise RecipeError(f"{path}: a recipe is a mapping with keys such as name, model, train and training")
+    data = copy.deepcopy(known)
     if "extends" in data:
         name = data.pop("extends")
         if not isinstance(name, str):
@@ -140,6 +141,18 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
             raise RecipeError(f"{path}:{_line(tree, ['extends'])}: extends itself")
         data = _read(parent, (path.resolve(), *extending))[0] | data
     return data, tree
+
+
+# A study reads the same few recipes for every one of its rows, and to read YAML takes most of the time.
+@lru_cache(maxsize=32)
+def _parse(text: str) -> tuple[Any, yaml.Node | None]:
+    """Return the values of a text, which are not to be changed, and the nodes that know their lines."""
+    loader = _Loader(text)
+    try:
+        tree = loader.get_single_node()
+        return loader.construct_document(tree) if tree else None, tree
+    finally:
+        loader.dispose()
 
 
 def _read_text(path: Path) -> str:
