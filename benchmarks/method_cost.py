@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import yaml
 from english_study import read_methods
 
+from mixfluence.errors import RecipeError
+
 METHODS = ["cooldown", "target-only", "inf-dds", "replay", "multidds", "aioli", "doge", "doremi", "tdro", "crisp"]
 PARTS = ("train", "probe", "cluster")
 
@@ -91,7 +93,11 @@ def main() -> None:
     measure("before", methods["uniform"], common, options.scratch)
     once = 0.0
     for name, method in methods.items():
-        line = measure(name, method, common, options.scratch)
+        try:
+            line = measure(name, method, common, options.scratch)
+        except RecipeError as error:  # a cap on epochs, say, that the target's own rows cannot keep
+            print(f"{name:36} refused: {error}", flush=True)
+            continue
         once = once or line["seconds"]
         line["measured"] = line["seconds"] / once
         numbers = "{seconds:8.1f} {measured:9.2f} {predicted:10.2f} {memory:7.1f}".format(**line)
