@@ -4,7 +4,7 @@
   and with lengths that cut.
 - Text is tokenised once: a second run asks the tokenizer only how it behaves.
 - Equal rows share a folder however they are stored; another prompt, length or tokenizer has its own.
-- An interrupted build leaves nothing that looks complete.
+- An interrupted build leaves nothing that looks complete; what a killed one leaves is deleted a day later.
 - Short lists of negatives repeat; a row without any borrows from the batch and never gets its own positive.
 - Teacher scores stay with their passages; a wrong number of them is an error.
 - Equal texts have equal keys on both sides.
@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,19 @@ def test_an_interrupted_build_leaves_nothing(tiny_bert: SentenceTransformer) -> 
     assert folders() == set()
     assert len(tokenise(row_set(*ROWS), tokeniser, Prompts())) == len(ROWS)
     assert len(folders()) == 1
+
+
+def test_what_a_killed_build_leaves_is_deleted_a_day_later(make_static: MakeModel) -> None:
+    tokens = cache_root() / "tokens"
+    now = time.time()
+    for name, age in {"alive": 3_600.0, "killed": 90_000.0}.items():
+        file = tokens / f"{token_cache.BUILDING}{name}" / "query_ids.bin"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"1234")
+        for path in (file, file.parent):
+            os.utime(path, (now - age, now - age))
+    tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts())
+    assert [path.name for path in tokens.glob(f"{token_cache.BUILDING}*")] == [f"{token_cache.BUILDING}alive"]
 
 
 def test_a_folder_that_another_process_finished_first_is_taken(make_static: MakeModel) -> None:

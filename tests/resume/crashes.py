@@ -33,6 +33,7 @@ SOAK_TIMEOUT = 120.0
 # Whether a run folder shows that its process, started at a time, is where it should be stopped.
 Moment = Callable[[Path, float], bool]
 TIMED = {"seconds", "gpu_hours"}
+_interrupted: list[Any] = []
 
 
 def write_recipe(
@@ -70,15 +71,17 @@ class Run:
         recipe: What to do.
         output: The run folder.
         resume: Go on with the run there.
-        largest_file: Files cannot be longer, as on a disk that is full.
+        before: What the process does before anything else.
     """
 
-    def __init__(self, recipe: Path, output: Path, *, resume: bool = False, largest_file: int | None = None) -> None:
+    def __init__(
+        self, recipe: Path, output: Path, *, resume: bool = False, before: Callable[[], object] | None = None
+    ) -> None:
         self.output = output
         self.log = output.with_suffix(".log")
         words = ["train", str(recipe), f"output={output}", *(["--resume"] if resume else [])]
         cache = str(recipe.parent / "cache")
-        self._process: ForkServerProcess = server.Process(target=_main, args=(words, self.log, cache, largest_file))
+        self._process: ForkServerProcess = server.Process(target=_main, args=(words, self.log, cache, before))
         self._started = time.time()
         self._process.start()
 
@@ -124,12 +127,26 @@ class Run:
         return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
 
-def _main(words: list[str], log: Path, cache: str, largest_file: int | None) -> None:
+def limit_files(size: int) -> None:
+    """Let no file get longer, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def hold_the_lock_of_a_queue() -> None:
+    """Leave behind what a signal leaves that comes while a loader sends its workers something to do."""
+    queue: Any = multiprocessing.get_context("fork").Queue()
+    queue.put(None)
+    queue._notempty.acquire()
+    # For as long as the process lives, as the traceback of an interrupt keeps it.
+    _interrupted.append(queue)
+
+
+def _main(words: list[str], log: Path, cache: str, before: Callable[[], object] | None) -> None:
     os.setsid()
     # The loader's workers are forked as those of a program that was started by hand.
     multiprocessing.set_start_method("fork", force=True)
-    if largest_file:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if before:
+        before()
     os.environ["MIXFLUENCE_CACHE"] = cache
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)

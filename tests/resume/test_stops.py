@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from tests.resume.crashes import (
     Run,
     assert_same_result,
     between_stages,
+    hold_the_lock_of_a_queue,
     in_checkpoint,
     in_evaluation,
     in_probe,
     in_step,
+    limit_files,
     write_recipe,
 )
 from tests.test_experiment import write_domain
@@ -99,7 +102,8 @@ def test_workers_that_get_the_signal_before_the_run_go_on_until_its_checkpoint(
 def test_a_signal_while_workers_tokenise_ends_at_once(number: int, tiny_bert_folder: Path, tmp_path: Path) -> None:
     # Enough rows for several processes.
     write_domain(tmp_path / "data" / "big", 12_000, 0)
-    run = Run(write_recipe(tmp_path, tiny_bert_folder), tmp_path / "run")
+    recipe = write_recipe(tmp_path, tiny_bert_folder)
+    run = Run(recipe, tmp_path / "run", before=hold_the_lock_of_a_queue)
 
     def tokenises(folder: Path, since: float) -> bool:
         return any(path.stat().st_size for path in (tmp_path / "cache").rglob("query_ids.bin"))
@@ -138,7 +142,7 @@ def test_a_signal_while_nothing_trains_ends_at_once(
 def test_a_full_disk_is_one_line_and_the_run_goes_on(file: str, whole_run: Whole, tmp_path: Path) -> None:
     recipe, whole = whole_run("static")
     size = (list_checkpoints(whole / "checkpoints")[0] / file).stat().st_size
-    run = Run(recipe, tmp_path / "run", largest_file=size - 200)
+    run = Run(recipe, tmp_path / "run", before=partial(limit_files, size - 200))
     assert run.wait() == 1, run.said
     (complaint,) = run.complaints
     assert "could not be written" in complaint

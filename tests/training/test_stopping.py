@@ -2,6 +2,8 @@
 
 - Workers that outlast signals go on loading; their parent can still end them.
 - Of others the signal makes an end, which is no error of a program that got it too.
+- Neither code that catches everything nor a queue that was interrupted while it held its lock keeps a program from
+  leaving, and its workers leave with it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from mixfluence.cli.signals import StopSignals
+from mixfluence.cli.signals import StopSignals, leave
 from mixfluence.training.stopping import outlast_signals
+from tests.resume.crashes import hold_the_lock_of_a_queue
 
 pytestmark = pytest.mark.slow
 TIMEOUT = 60.0
@@ -34,8 +38,16 @@ def test_only_their_parent_ends_workers_that_outlast_signals(number: int) -> Non
     assert exit_code_of(keep_workers, number) == 0
 
 
+def test_code_that_catches_everything_does_not_keep_a_program_from_leaving() -> None:
+    assert exit_code_of(catch_everything, signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+def test_a_lock_that_nobody_gives_back_and_workers_that_never_answer_do_not_keep_a_program_from_leaving() -> None:
+    assert exit_code_of(lose_a_lock, signal.SIGTERM) == 128 + signal.SIGTERM
+
+
 def exit_code_of(program: Callable[[Connection], None], number: int) -> int | None:
-    """Run a program and send a signal to it and its workers when it is ready; None if it goes on all the same."""
+    """Run a program and send a signal to it and its workers when it is ready; None if one of them goes on."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=program, args=(theirs,))
@@ -45,9 +57,11 @@ def exit_code_of(program: Callable[[Connection], None], number: int) -> int | No
     assert process.pid is not None
     os.killpg(process.pid, number)
     process.join(TIMEOUT)
-    code = process.exitcode
-    process.kill()
-    return code
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return process.exitcode
+    return None
 
 
 def lose_workers(ready: Connection) -> None:
@@ -79,3 +93,22 @@ def keep_workers(ready: Connection) -> None:
             worker.terminate()
             worker.join(TIMEOUT)
         assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def catch_everything(ready: Connection) -> None:
+    os.setsid()
+    with StopSignals(lambda number: leave(128 + number)):
+        ready.send("ready")
+        with suppress(BaseException):
+            time.sleep(TIMEOUT)
+
+
+def lose_a_lock(ready: Connection) -> None:
+    os.setsid()
+    with StopSignals(lambda number: leave(128 + number)):
+        loader = DataLoader(NUMBERS, num_workers=2, worker_init_fn=outlast_signals, multiprocessing_context="fork")
+        batches = iter(loader)
+        assert next(batches)
+        hold_the_lock_of_a_queue()
+        ready.send("ready")
+        time.sleep(TIMEOUT)

@@ -14,6 +14,7 @@ from mixfluence.cli.evaluate import evaluate
 from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
 from mixfluence.cli.report import report
+from mixfluence.cli.signals import leave
 from mixfluence.cli.status import status
 from mixfluence.cli.study import study
 from mixfluence.cli.terminal import errors
@@ -54,8 +55,5 @@ def _end(code: int, message: str | None = None) -> NoReturn:
     if message:
         errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        errors.show_cursor()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        leave(code)
     sys.exit(code)

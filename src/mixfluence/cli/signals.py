@@ -5,24 +5,57 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+from mixfluence.cli.terminal import errors
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+def interrupt(number: int) -> NoReturn:
+    """Raise `KeyboardInterrupt` with a signal's number; `leave` depends on nobody who might catch it."""
+    raise KeyboardInterrupt(number)
+
+
+def leave(code: int, message: str | None = None) -> NoReturn:
+    """End the program and the processes that it started, wherever it is.
+
+    An exception has a longer way: libraries have clauses that catch everything, and what cleans up, `sys.exit` too,
+    waits for a loader's queue, in vain if a signal has interrupted the queue while it held its lock.
+    """
+    from multiprocessing import active_children
+
+    try:
+        for child in active_children():
+            child.kill()
+            child.join()
+        errors.show_cursor()
+        if message:
+            errors.print(message, style="red")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 class StopSignals:
     """Catches the signals that ask a program to end, for as long as the block lasts.
 
-    While `patient` is set a first one is only noted, so that training can end its step and write a checkpoint. Any
-    other raises `KeyboardInterrupt` with its number. From the first one on, a child that dies is no error by itself.
+    While `patient` is set a first one is only noted, so that training can end its step and write a checkpoint. From
+    the first one on, a child that dies is no error by itself.
+
+    Args:
+        end: Called with the number of any other signal.
 
     Attributes:
         received: The last signal's number; None if there was none.
         patient: Whether a first signal may wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[int], NoReturn] = interrupt) -> None:
+        self._end = end
         self.received: int | None = None
         self.patient = False
         self._process = os.getpid()
@@ -48,7 +81,7 @@ class StopSignals:
             # For each worker that dies of the same signal torch would raise an error, wherever the program is by then.
             signal.signal(signal.SIGCHLD, _do_nothing)
         if not waits:
-            raise KeyboardInterrupt(number)
+            self._end(number)
 
 
 def _answer_as_worker(number: int) -> None:

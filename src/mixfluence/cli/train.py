@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mixfluence.cli.signals import StopSignals
+from mixfluence.cli.signals import StopSignals, leave
 from mixfluence.cli.terminal import errors, output, prepare, print_line
 
 
@@ -20,16 +20,19 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Train and test as a recipe says."""
-    with StopSignals() as signals:
+    with StopSignals(_leave) as signals:
         try:
             _train(recipe, overrides or [], resume, signals)
         except KeyboardInterrupt as stop:
-            _stop(stop.args[0] if stop.args else SIGINT)
+            number = stop.args[0] if stop.args else SIGINT
+            if farewell := _farewell(number):
+                errors.print(farewell, style="red")
+            raise typer.Exit(128 + number) from stop
         except Exception:
             # A worker or another process that the same signal has ended was needed to go on.
             if signals.received is None:
                 raise
-            _stop(signals.received)
+            _leave(signals.received)
 
 
 def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals) -> None:
@@ -51,11 +54,13 @@ def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals
         print_line(f"run folder: {parsed.output}")
 
 
-def _stop(number: int) -> NoReturn:
+def _leave(number: int) -> NoReturn:
+    leave(128 + number, _farewell(number))
+
+
+def _farewell(number: int) -> str | None:
     reason = "interrupted" if number == SIGINT else "terminated"
-    if _first_process():
-        errors.print(f"{reason}; the same command with --resume goes on from the last checkpoint", style="red")
-    raise typer.Exit(128 + number)
+    return f"{reason}; the same command with --resume goes on from the last checkpoint" if _first_process() else None
 
 
 def _first_process() -> bool:

@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sized
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 # A worker must earn its start.
 CHUNKS_PER_WORKER = 2
+BUILDING = "building-"
+# Whoever builds writes much more often than that.
+ABANDONED_AFTER_SECONDS = 86_400.0
 Chunk = TypeVar("Chunk", covariant=True)
 Opened = TypeVar("Opened")
 
@@ -50,7 +55,8 @@ def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Pat
             logger.warning("%s: damaged, tokenising again (%s)", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+    _delete_abandoned(folder.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
     try:
         build(temporary)
         _publish(temporary, folder)
@@ -83,6 +89,16 @@ def _unchanged(chunk: Any) -> Any:
 def _one_thread_each(worker: int) -> None:
     # Threads of the tokenizers library do not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _delete_abandoned(root: Path) -> None:
+    """Delete what processes had begun to build when they were ended."""
+    for folder in root.glob(f"{BUILDING}*"):
+        # Another process may delete it, too.
+        with suppress(OSError):
+            written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            if written < time.time() - ABANDONED_AFTER_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _publish(temporary: Path, folder: Path) -> None:
