@@ -115,8 +115,8 @@ def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggreg
 
 def _contrast_errors(gains: Array) -> Array:
     """Return the standard error of each row's distance from the mean row, 0 where one query tells nothing of it."""
-    queries = gains.shape[1]
-    if queries < 2:
-        return np.zeros(len(gains))
+    rows, queries = gains.shape
+    if rows == 0 or queries < 2:
+        return np.zeros(rows)
     contrasts = gains - gains.mean(axis=0)
     return np.asarray(contrasts.std(axis=1, ddof=1) / np.sqrt(queries))
