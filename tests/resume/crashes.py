@@ -103,17 +103,36 @@ class Run:
             send = os.killpg if leads and not alone else os.kill
             send(self._process.pid, number)
 
-    def stop_when(self, reached: Moment, number: int = signal.SIGKILL, alone: bool = False) -> bool:
-        """Send a signal as soon as the folder gives the moment away; return whether the run had not ended before."""
+    def stop_when(self, reached: Moment, *numbers: int, alone: bool = False) -> bool:
+        """Send signals as soon as the folder gives the moment away; return whether the run had not ended before.
+
+        They come all at once, and not after the moment: the run is paused, and asked again, before they are sent.
+        """
         deadline = time.monotonic() + SOAK_TIMEOUT
         while self._process.is_alive() and time.monotonic() < deadline:
             # What was listed may have been deleted since.
             with suppress(FileNotFoundError):
-                if reached(self.output, self._started):
-                    self.send(number, alone)
+                if reached(self.output, self._started) and self._stop_if(reached, numbers, alone):
                     return True
             time.sleep(0.0005)
         return False
+
+    def _stop_if(self, reached: Moment, numbers: tuple[int, ...], alone: bool) -> bool:
+        self.send(signal.SIGSTOP, alone=True)
+        try:
+            while self._process.is_alive() and not self._paused:
+                time.sleep(0.0005)
+            still = self._process.is_alive() and reached(self.output, self._started)
+            for number in numbers if still else ():
+                self.send(number, alone)
+            return still
+        finally:
+            self.send(signal.SIGCONT, alone=True)
+
+    @property
+    def _paused(self) -> bool:
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(") ")[2].startswith("T")
 
     @property
     def complaints(self) -> list[str]:
@@ -191,7 +210,7 @@ def between_stages(folder: Path, since: float) -> bool:
 
 def in_evaluation(folder: Path, since: float) -> bool:
     """The model is there, what it is worth is not."""
-    return _is_new(folder / "weights.json", since)
+    return _is_new(folder / "weights.json", since) and not _is_new(folder / "record.json", since)
 
 
 def after(seconds: float) -> Moment:

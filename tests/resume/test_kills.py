@@ -57,7 +57,7 @@ def test_a_killed_run_ends_as_the_undisturbed_one(
 ) -> None:
     recipe, whole = whole_run(method, accumulation=accumulation, workers=workers)
     run = Run(recipe, tmp_path / "run")
-    assert run.stop_when(moment), run.said
+    assert run.stop_when(moment, signal.SIGKILL), run.said
     assert run.wait() == -signal.SIGKILL
     again = Run(recipe, tmp_path / "run", resume=True)
     assert again.wait() == 0, again.said
@@ -85,7 +85,7 @@ def test_runs_killed_at_random_moments_lose_nothing(
             # Killed while testing, a run has nothing left to be killed in.
             kind = rng.choice(kinds if number < KILLS_EACH - 1 else ["evaluation"])
             run = Run(recipe, output, resume=number > 0)
-            if run.stop_when(moment_of(kind, rng)):
+            if run.stop_when(moment_of(kind, rng), signal.SIGKILL):
                 kills[kind] = kills.get(kind, 0) + 1
             if run.wait() == 0:
                 break

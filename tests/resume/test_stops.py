@@ -51,7 +51,7 @@ def finish(recipe: Path, output: Path, whole: Path) -> None:
 def stop(recipe: Path, output: Path, number: int, alone: bool) -> None:
     """Send a signal to a run that trains, and wait for its end."""
     run = Run(recipe, output)
-    assert run.stop_when(in_step(5), number, alone), run.said
+    assert run.stop_when(in_step(5), number, alone=alone), run.said
     assert run.wait() == 128 + number, run.said
     assert "--resume goes on" in run.said
     assert run.complaints == []
@@ -83,7 +83,7 @@ def test_workers_that_get_the_signal_before_the_run_go_on_until_its_checkpoint(
     recipe, whole = whole_run("inf-dds", **SAVED_BY_SIGNAL)
     run = Run(recipe, tmp_path / "run")
     (process,) = multiprocessing.active_children()
-    assert run.stop_when(in_step(5), number=0), run.said
+    assert run.stop_when(in_step(5)), run.said
     workers = children_of(process.pid)
     assert len(workers) == 2, run.said
     for worker in workers:
@@ -118,11 +118,16 @@ def test_a_signal_while_workers_tokenise_ends_at_once(number: int, tiny_bert_fol
 def test_a_second_signal_ends_at_once(whole_run: Whole, tmp_path: Path) -> None:
     recipe, whole = whole_run("inf-dds")
     run = Run(recipe, tmp_path / "run")
-    assert run.stop_when(in_probe(4), signal.SIGTERM)
-    time.sleep(0.005)
-    run.send(signal.SIGTERM)
+    saved: list[Path] = []
+
+    def probes(folder: Path, since: float) -> bool:
+        saved[:] = list_checkpoints(folder / "checkpoints")
+        return in_probe(4)(folder, since)
+
+    assert run.stop_when(probes, signal.SIGINT, signal.SIGTERM), run.said
     assert run.wait() == 128 + signal.SIGTERM, run.said
-    assert [step_of(path) for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == [3]
+    assert saved, run.said
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == saved
     finish(recipe, tmp_path / "run", whole)
 
 
@@ -132,7 +137,7 @@ def test_a_signal_while_nothing_trains_ends_at_once(
 ) -> None:
     recipe, whole = whole_run(method)
     run = Run(recipe, tmp_path / "run")
-    assert run.stop_when(moment, signal.SIGTERM, alone=True)
+    assert run.stop_when(moment, signal.SIGTERM, alone=True), run.said
     assert run.wait() == 128 + signal.SIGTERM, run.said
     assert not (tmp_path / "run" / "record.json").exists()
     finish(recipe, tmp_path / "run", whole)
@@ -152,7 +157,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(file: str, whole_run: Whole
 def test_a_folder_that_cannot_be_written_is_one_line_and_the_run_goes_on(whole_run: Whole, tmp_path: Path) -> None:
     recipe, whole = whole_run("static")
     run = Run(recipe, tmp_path / "run")
-    assert run.stop_when(in_checkpoint(9))
+    assert run.stop_when(in_checkpoint(9), signal.SIGKILL)
     run.wait()
     shutil.move(tmp_path / "run" / "trace.jsonl", tmp_path / "kept")
     (tmp_path / "run" / "trace.jsonl").mkdir()
@@ -168,7 +173,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_the_run_goes_on(whole_r
 def test_vanished_and_changed_data_are_one_line_and_the_run_goes_on(whole_run: Whole, tmp_path: Path) -> None:
     recipe, whole = whole_run("static")
     run = Run(recipe, tmp_path / "run")
-    assert run.stop_when(in_checkpoint(9))
+    assert run.stop_when(in_checkpoint(9), signal.SIGKILL)
     run.wait()
     corpus = recipe.parent / "data" / "big" / "corpus.jsonl"
     text = corpus.read_text(encoding="utf-8")
