@@ -4,6 +4,7 @@
   and with lengths that cut.
 - Text is tokenised once: a second run asks the tokenizer only how it behaves.
 - Equal rows share a folder however they are stored; another prompt, length or tokenizer has its own.
+- Of many who need a folder at once one builds it.
 - An interrupted build leaves nothing that looks complete; what a killed one leaves is deleted a day later.
 - Short lists of negatives repeat; a row without any borrows from the batch and never gets its own positive.
 - Teacher scores stay with their passages; a wrong number of them is an error.
@@ -16,6 +17,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from mixfluence.data import layout, token_cache, tokenising
 from mixfluence.data.layout import Tokeniser
 from mixfluence.data.rows import Row, RowSet, cache_root, fingerprint, write_rows
 from mixfluence.data.tokenising import Prompts, text_key, tokenise
-from mixfluence.data.tokens import TokenisedRows, TokenTable
+from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import DataError, MixfluenceError
 from tests.conftest import WORDS, row_set
 
@@ -197,16 +199,36 @@ def test_what_a_killed_build_leaves_is_deleted_a_day_later(make_static: MakeMode
     assert [path.name for path in tokens.glob(f"{token_cache.BUILDING}*")] == [f"{token_cache.BUILDING}alive"]
 
 
-def test_a_folder_that_another_process_finished_first_is_taken(make_static: MakeModel) -> None:
+def test_a_folder_that_another_process_finished_first_is_taken(make_static: MakeModel, tmp_path: Path) -> None:
     rows, tokeniser = row_set(*ROWS), Tokeniser(make_static())
-    inner: list[TokenisedRows] = []
+    anchors = tokenise(rows, tokeniser, Prompts()).anchors.tolist()
+    (folder,) = folders()
+    folder.rename(tmp_path / "finished")
 
     def interfere(_: int) -> None:
-        if not inner:
-            inner.append(tokenise(rows, tokeniser, Prompts()))
+        # As on a disk without locks.
+        if not folder.exists():
+            (tmp_path / "finished").rename(folder)
 
-    assert tokenise(rows, tokeniser, Prompts(), interfere).anchors.tolist() == inner[0].anchors.tolist()
-    assert len(folders()) == 1
+    assert tokenise(rows, tokeniser, Prompts(), interfere).anchors.tolist() == anchors
+    assert folders() == {folder}
+
+
+def test_of_many_who_need_a_folder_at_once_one_builds_it() -> None:
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        time.sleep(0.2)
+        (folder / "ids").write_text("1 2 3", encoding="utf-8")
+
+    def need(_: int) -> tuple[str, bool]:
+        return token_cache.cached("key", lambda folder: (folder / "ids").read_text(encoding="utf-8"), build)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(need, range(4)))
+    assert len(built) == 1
+    assert sorted(found) == [("1 2 3", False)] * 3 + [("1 2 3", True)]
 
 
 def passage_texts(rows: RowSet, make_static: MakeModel, chosen: list[int], negatives: int) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Folders of token ids: made once, by all cores, and opened by later runs."""
+"""Folders of token ids: made once, by all cores of one process, and opened by the others and by later runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sized
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 import xxhash
+from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
 
 from mixfluence.data.rows import cache_root
@@ -26,6 +27,7 @@ CHUNKS_PER_WORKER = 2
 BUILDING = "building-"
 # Whoever builds writes much more often than that.
 ABANDONED_AFTER_SECONDS = 86_400.0
+DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
 Chunk = TypeVar("Chunk", covariant=True)
 Opened = TypeVar("Opened")
 
@@ -47,22 +49,20 @@ def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Pat
         open_folder: Reads it.
         build: Fills an empty one.
     """
-    folder = cache_root() / "tokens" / xxhash.xxh3_128_hexdigest(key.encode())
+    name = xxhash.xxh3_128_hexdigest(key.encode())
+    folder = cache_root() / "tokens" / name
     if folder.exists():
-        try:
+        with suppress(*DAMAGE):
             return open_folder(folder), False
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s: damaged, tokenising again (%s)", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _delete_abandoned(folder.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
-    try:
-        build(temporary)
-        _publish(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return open_folder(folder), True
+    with _one_process(cache_root() / "locks" / name):
+        if folder.exists():
+            try:
+                return open_folder(folder), False
+            except DAMAGE as error:
+                logger.warning("%s: damaged, tokenising again (%s)", folder, error)
+                shutil.rmtree(folder, ignore_errors=True)
+        _build(folder, build)
+        return open_folder(folder), True
 
 
 def in_parallel(chunks: Chunks[Chunk]) -> DataLoader[Chunk]:
@@ -91,6 +91,33 @@ def _one_thread_each(worker: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+@contextmanager
+def _one_process(file: Path) -> Iterator[None]:
+    """Wait for other processes, which would do the same work; where a disk has no locks they do."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        logger.info("waiting for another process, which tokenises the same texts")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(folder: Path, build: Callable[[Path], object]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _delete_abandoned(folder.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
+    try:
+        build(temporary)
+        _publish(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def _delete_abandoned(root: Path) -> None:
     """Delete what processes had begun to build when they were ended."""
     for folder in root.glob(f"{BUILDING}*"):
@@ -105,6 +132,6 @@ def _publish(temporary: Path, folder: Path) -> None:
     try:
         os.rename(temporary, folder)
     except OSError:
-        # Another process finished the same cache first; its files are as good as ours.
+        # Without a lock, another process has finished the same first; its files are as good as ours.
         if not folder.exists():
             raise

@@ -32,11 +32,9 @@ def tokenise_all(
     """
     tokeniser = Tokeniser(model)
     console = Console(stderr=True)
-    silent = args.disable_tqdm or not console.is_terminal
-    with (
-        args.main_process_first(desc="tokenising"),
-        Progress(console=console, transient=True, disable=silent) as progress,
-    ):
+    # Processes need not wait for each other here, which the host would allow for half an hour: the cache sees to it.
+    silent = args.disable_tqdm or not console.is_terminal or args.local_process_index > 0
+    with Progress(console=console, transient=True, disable=silent) as progress:
         wholes = {whole.fingerprint: len(whole) for rows in datasets.values() for whole in rows.wholes}
         bar = progress.add_task("tokenising", total=sum(wholes.values()))
         return {
