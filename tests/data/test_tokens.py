@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pickle
 import time
@@ -229,6 +231,17 @@ def test_of_many_who_need_a_folder_at_once_one_builds_it() -> None:
         found = list(pool.map(need, range(4)))
     assert len(built) == 1
     assert sorted(found) == [("1 2 3", False)] * 3 + [("1 2 3", True)]
+
+
+def test_a_disk_without_locks_has_a_cache_all_the_same(
+    make_static: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert len(tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts())) == len(ROWS)
+    assert len(folders()) == 1
 
 
 def passage_texts(rows: RowSet, make_static: MakeModel, chosen: list[int], negatives: int) -> list[list[str]]:

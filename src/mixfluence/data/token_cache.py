@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import torch
 import xxhash
-from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
 
 from mixfluence.data.rows import cache_root
+
+if sys.platform != "win32":
+    import fcntl
 
 logger = logging.getLogger(__name__)
 
@@ -93,18 +95,28 @@ def _one_thread_each(worker: int) -> None:
 
 @contextmanager
 def _one_process(file: Path) -> Iterator[None]:
-    """Wait for other processes, which would do the same work; where a disk has no locks they do."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        logger.info("waiting for another process, which tokenises the same texts")
-        lock.acquire()
-    try:
+    """Wait for other processes, which would do the same work; where a disk or a system has no such locks, they do."""
+    if sys.platform == "win32":
         yield
-    finally:
-        lock.release()
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8") as handle:
+        with suppress(OSError):
+            _lock(handle)
+        try:
+            yield
+        finally:
+            # Closing is not enough: forked workers have the file, too.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _lock(handle: IO[str]) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("waiting for another process, which tokenises the same texts")
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def _build(folder: Path, build: Callable[[Path], object]) -> None:
