@@ -113,9 +113,12 @@ def test_a_preset_is_the_papers_setting(
     assert found.probe == ProbeSection(state="inherited", learning_rate="current", aggregate="mean", **probe)
 
 
-def test_the_presets_are_those_a_recipe_may_name(tmp_path: Path) -> None:
-    for preset in PRESETS:
-        assert section(tmp_path, f"{{name: inf-dds, preset: {preset}}}").preset == preset
+def test_the_presets_are_those_a_recipe_may_name_and_one_leaves_its_values_alone(tmp_path: Path) -> None:
+    assert set(PRESETS) == {"paper", "paper-sentence-transformers", "paper-mldr"}
+    for name, preset in PRESETS.items():
+        found = section(tmp_path, f"{{name: inf-dds, preset: {name}}}")
+        assert found == InfDDSSection.model_validate({"name": "inf-dds", **preset})
+        assert "preset" not in found.model_dump(exclude_none=True)
 
 
 def test_a_key_of_the_recipe_beats_its_preset(tmp_path: Path) -> None:
@@ -260,6 +263,7 @@ def test_a_static_strategy_is_still_one(tmp_path: Path) -> None:
         "{name: inf-dds, preset: paper}",
         "{name: inf-dds, preset: paper-sentence-transformers, rule: anchored, probe: {batch_size: 8}}",
         "{name: inf-dds, preset: paper-mldr, reptile: {rate: 0.5}}",
+        "{name: inf-dds, preset: paper-mldr, subset: null, probe: {batch_size: null}}",
         "{name: inf-dds, init: uniform, subset: 2, rule: {name: matching, step: 0.5}, reptile: literal}",
         "{name: inf-dds, probe: {learning_rate: 1e-5, metric: distillation, aggregate: relative}}",
         "{name: static, init: {weights: {numpy: 1, scipy: 2}}, floor: 0.1}",

@@ -2,6 +2,7 @@
 
 - Every one is valid, has a twin, and every cell's recipe loads without any data.
 - What shares a folder is the same run, whichever study asks for it.
+- A cell is found again by the recipe in its folder.
 - Rows name rows of the paper that exist, and every row of a paper's table is in ours or named below it.
 - Twins train for 400 steps and have three seeds.
 - DoReMi's reference is drawn as the paper's appendix says, in every setting.
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.config.files import RECIPES, load_recipe
+from mixfluence.config.files import RECIPES, dump_recipe, load_recipe
 from mixfluence.config.samplers import StaticSection
 from mixfluence.paper import PaperRow, read_table
 from mixfluence.policy import Temperature, Weights
@@ -82,6 +83,14 @@ def test_a_folder_is_one_run_whichever_study_asks_for_it() -> None:
             assert first.recipe == cell.recipe, f"{name}, {setting}: {cell.folder}"
             shared += first is not cell
     assert shared > 100
+
+
+@pytest.mark.parametrize(("name", "setting"), ALL)
+def test_a_cell_is_found_again_by_the_recipe_in_its_folder(name: str, setting: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    for cell in {cell.title: cell for cell in cells(name, setting)}.values():
+        path.write_text(dump_recipe(cell.recipe), encoding="utf-8")
+        assert load_recipe(path, files_may_be_missing=True) == cell.recipe, cell.name
 
 
 @pytest.mark.parametrize("recipe", ["twin-beir7", "twin-st32", "twin-st32-expert", "twin-mldr13", "twin-mldr13-kd"])

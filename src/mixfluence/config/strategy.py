@@ -75,7 +75,10 @@ class ReptileSection(Section):
 
 
 class InfDDSSection(Bounds):
-    """Sampling guided by influence on the dev sets. A preset fills in what the recipe does not say."""
+    """Sampling guided by influence on the dev sets. A preset fills in what the recipe does not say.
+
+    It is not kept: values written out with its name would read otherwise where one is null, or the preset has changed.
+    """
 
     name: Literal["inf-dds"]
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr"] | None = None
@@ -100,7 +103,7 @@ class InfDDSSection(Bounds):
         preset = PRESETS[name]
         # A section that both have is merged key by key, so that one key of it can be changed.
         merged = {key: preset[key] | data[key] for key in data if _both_mappings(preset.get(key), data[key])}
-        return {**preset, **data, **merged}
+        return {**preset, **data, **merged, "preset": None}
 
 
 def _both_mappings(first: Any, second: Any) -> bool:
