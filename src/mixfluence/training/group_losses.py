@@ -99,8 +99,9 @@ class GroupLoss(nn.Module):
 
     def _rows(self, columns: Sequence[Tensor]) -> Tensor:
         """Return the loss of each query."""
-        # In fp32 from here on: at a temperature of 0.02, bf16 would round scores to a tenth.
-        queries, *passages = (F.normalize(column.float(), dim=-1) for column in columns)
+        # In fp32 or better from here on: at a temperature of 0.02, bf16 would round scores to a tenth.
+        precision = torch.promote_types(columns[0].dtype, torch.float32)
+        queries, *passages = (F.normalize(column.to(precision), dim=-1) for column in columns)
         if self._own_negatives_only and len(passages) > 1:
             scores = torch.einsum("qd,pqd->qp", queries, torch.stack(passages)) / self._temperature
             return torch.logsumexp(scores, dim=1) - scores[:, 0]
