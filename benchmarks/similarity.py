@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import argparse
 
-import torch
-from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from torch import Tensor
-from torch.nn.functional import normalize
+import numpy as np
+from numpy.typing import NDArray
 
 from mixfluence.assembly import build_model, read_rows
+from mixfluence.clustering.embeddings import Embedder
 from mixfluence.config.files import find_recipe, load_recipe
 from mixfluence.config.sources import Source
 
 
-def direction(model: SentenceTransformer, source: Source, most: int) -> Tensor:
+def direction(embedder: Embedder, source: Source, most: int) -> NDArray[np.float32]:
     """Return the mean direction of rows of a set, taken at equal distances."""
-    rows: Dataset = read_rows(source).rows
-    taken = rows.select(range(0, len(rows), -(-len(rows) // most)))
-    queries = model.encode_query(list(taken["anchor"]), convert_to_tensor=True, normalize_embeddings=True)
-    passages = model.encode_document(list(taken["positive"]), convert_to_tensor=True, normalize_embeddings=True)
-    return normalize(normalize(queries + passages, dim=-1).mean(0), dim=-1)
+    rows = read_rows(source)
+    distance = -(-len(rows) // most)
+    taken = rows.take(range(0, len(rows), distance), f"{rows.fingerprint}-every-{distance}")
+    mean = embedder.vectors(taken).astype(np.float32).mean(axis=0)
+    return np.asarray(mean / np.linalg.norm(mean))
 
 
 def main() -> None:
@@ -37,15 +35,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500, help="rows of a set that are looked at, at most")
     options = parser.parse_args()
     recipe = load_recipe(find_recipe(options.recipe), options.changes)
-    model = build_model(recipe.model)
+    embedder = Embedder(build_model(recipe.model), "both")
     train, dev = (
-        {name: direction(model, source, options.rows) for name, source in sources.items()}
+        {name: direction(embedder, source, options.rows) for name, source in sources.items()}
         for sources in (recipe.train, recipe.dev)
     )
     print("| | " + " | ".join(dev) + " |\n|---|" + "---|" * len(dev))
-    cosines = torch.stack(list(train.values())) @ torch.stack(list(dev.values())).T
-    for name, row in zip(train, cosines.tolist(), strict=True):
-        print(f"| {name} | " + " | ".join(f"{cosine:.2f}" for cosine in row) + " |")
+    for name, own in train.items():
+        print(f"| {name} | " + " | ".join(f"{own @ other:.2f}" for other in dev.values()) + " |")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def test_a_preset_is_the_papers_setting(
     assert found.probe == ProbeSection(state="inherited", learning_rate="current", aggregate="mean", **probe)
 
 
-def test_the_presets_are_those_a_recipe_may_name_and_one_leaves_its_values_alone(tmp_path: Path) -> None:
+def test_the_presets_are_those_a_recipe_may_name_and_nothing_but_its_values_is_kept_of_one(tmp_path: Path) -> None:
     assert set(PRESETS) == {"paper", "paper-sentence-transformers", "paper-mldr"}
     for name, preset in PRESETS.items():
         found = section(tmp_path, f"{{name: inf-dds, preset: {name}}}")
