@@ -135,6 +135,8 @@ def test_a_wrong_study_is_one_error(write_study: WriteStudy) -> None:
         load_study(str(write_study(rows=[{"label": "static 1", "sampler": "static"}] * 2)))
     with pytest.raises(RecipeError, match=r"study\.yaml: rows\.0: unknown key 'sampelr'; did you mean 'sampler'"):
         load_study(str(write_study(rows=[{"label": "a", "sampelr": "static"}])))
+    with pytest.raises(RecipeError, match="the setting 'twin' has no table 'fever' beside it"):
+        load_study(str(write_study(rows=[{"label": "a", "sampler": "static", "table": "fever"}])))
     with pytest.raises(RecipeError, match="has no setting 'paper', it has twin"):
         load_study(str(write_study())).place("paper")
     with pytest.raises(RecipeError, match=r"no study of that name ships with mixfluence .*start-fever"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mixfluence.paper import Misprint, PaperRow, PaperTable
 from mixfluence.report.sheets import Cell, Column, Sheet
 from mixfluence.study.schema import Row
@@ -27,10 +29,11 @@ def paper_notes(table: PaperTable) -> list[str]:
     return [f"{table.title}: {note}" for note in (*wrong, *table.remarks)]
 
 
-def paper_cell(table: PaperTable, row: Row) -> Cell:
+def paper_cell(tables: Sequence[PaperTable], row: Row) -> Cell:
     """Return what the paper has for a row: the average as printed, or the cells of a table that has none."""
-    if row.paper is None:
+    if row.paper is None or not tables:
         return Cell("")
+    table = next(table for table in tables if row.table in (None, table.name))
     found = table.row(**row.paper)
     names = [AVERAGE] if found.average is not None else list(table.columns)
     spread = table.row(**row.deviation) if row.deviation else None

@@ -85,7 +85,7 @@ def _own_notes(setting: str, results: Results) -> list[str]:
 
 
 def _left_out(row: Row, tables: Sequence[PaperTable]) -> str:
-    paper = paper_cell(tables[0], row).text if tables else ""
+    paper = paper_cell(tables, row).text
     return f"{row.label} ({paper} in the paper)" if paper else row.label
 
 

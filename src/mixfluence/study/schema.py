@@ -44,7 +44,7 @@ class Place(Section):
         setting: Its name.
         targets: Dev and test sets that count, the columns of the table; all of the recipe's if not given.
         starts: Target -> temperature of the start, for rows that say none.
-        paper: Tables of the paper that stand beside; the first gives the column beside ours.
+        paper: Tables of the paper that stand beside; rows find their figure in the first unless they name another.
         changes: Changes of the recipe in this study.
     """
 
@@ -70,6 +70,7 @@ class Row(Section):
         seeds: How many, if other than the study's.
         changes: Further changes of the recipe.
         paper: What the row of the paper is labelled with.
+        table: The table of the paper that has it, if not the first of the setting.
         deviation: The row of the paper that has the spread of that one.
     """
 
@@ -83,6 +84,7 @@ class Row(Section):
     seeds: Count | None = None
     changes: list[str] = Field(default_factory=list)
     paper: dict[str, str | float] | None = None
+    table: str | None = None
     deviation: dict[str, str | float] | None = None
 
     @model_validator(mode="after")
@@ -118,6 +120,14 @@ class Study(Section):
         labels = [(row.label, row.targets) for row in self.rows]
         if twice := [label for number, label in enumerate(labels) if label in labels[:number]]:
             raise ValueError(f"the label {twice[0][0]!r} is there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _tables_stand_beside(self) -> Study:
+        for row in self.rows:
+            for name, place in self.settings.items():
+                if row.table is not None and row.table not in place.paper:
+                    raise ValueError(f"row {row.label!r}: the setting {name!r} has no table {row.table!r} beside it")
         return self
 
     def place(self, name: str) -> Place:

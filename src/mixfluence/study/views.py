@@ -65,7 +65,7 @@ def _scores(results: Results) -> list[Sheet]:
     if several:
         columns.append(Column("runs", tuple(Cell(_count(outcome)) for outcome in outcomes)))
     if results.tables and any(row.paper for row in results.study.rows):
-        beside = [paper_cell(results.tables[0], outcome.row) for outcome in outcomes]
+        beside = [paper_cell(results.tables, outcome.row) for outcome in outcomes]
         columns.append(Column("the paper", tuple(beside)))
     spread = ", mean ± standard deviation over seeds" if several else ""
     sheet = Sheet(f"{_measure(results)}{spread}", tuple(columns), 1)
