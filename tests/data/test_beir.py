@@ -59,13 +59,13 @@ def pairs(folder: Path, **options: Any) -> list[tuple[str, str]]:
     return list(zip(rows["anchor"], rows["positive"], strict=True))
 
 
-PASSAGES = [
+PASSAGES: list[dict[str, Any]] = [
     {"_id": "d1", "title": "Title", "text": " one "},
     {"_id": "d2", "title": "", "text": "two"},
     {"_id": "d3", "text": "three"},
     {"_id": "d4", "title": None, "text": "four"},
 ]
-QUERIES = [
+QUERIES: list[dict[str, Any]] = [
     {"_id": "q1", "text": " first? "},
     {"_id": "q2", "text": "second?"},
     {"_id": "q3", "text": "third?"},
@@ -85,6 +85,13 @@ def test_rows_per_query_and_per_pair(make_folder: MakeFolder, zipped: bool, newl
         ("second?", "four"),
     ]
     assert read_beir_rows(folder, "train").notes == ()
+
+
+def test_metadata_is_no_part_of_a_text(make_folder: MakeFolder) -> None:
+    bare = pairs(make_folder(PASSAGES, QUERIES, QRELS))
+    metadata = {"metadata": {"tags": ["a", 1]}}
+    passages, queries = ([record | metadata for record in records] for records in (PASSAGES, QUERIES))
+    assert pairs(make_folder(passages, queries, QRELS)) == bare
 
 
 def test_last_duplicate_judgement_wins_in_the_place_of_the_first(make_folder: MakeFolder) -> None:

@@ -15,8 +15,19 @@ from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation.retrieval import evaluate, score_embeddings
 
 
-def test_agrees_with_the_host(make_static: Callable[[], SentenceTransformer], task: RetrievalSet) -> None:
-    model = make_static()
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("kind", ["static", "bert"])
+def test_agrees_with_the_host(
+    make_static: Callable[[], SentenceTransformer],
+    tiny_bert: SentenceTransformer,
+    task: RetrievalSet,
+    kind: str,
+    empty: bool,
+) -> None:
+    model = make_static() if kind == "static" else tiny_bert
+    if empty:  # some published passages have no text
+        qrels = {query: {**grades, "empty": 1} for query, grades in task.qrels.items()}
+        task = replace(task, doc_ids=[*task.doc_ids, "empty"], docs=[*task.docs, ""], qrels=qrels)
     host = InformationRetrievalEvaluator(
         dict(zip(task.query_ids, task.queries, strict=True)),
         dict(zip(task.doc_ids, task.docs, strict=True)),

@@ -94,6 +94,14 @@ def test_a_dataset_with_few_answers_gives_as_many_rows_as_answers() -> None:
     assert {len(stream.take(8)) for _ in range(50)} == {3}
 
 
+def test_a_dataset_with_few_queries_gives_as_many_rows_as_queries() -> None:
+    # As DBpedia's dev set has them: 67 queries, 1,405 pairs.
+    keys = np.array([[row % 67, 100 + row] for row in range(1405)], np.uint64)
+    stream = stream_of(keys)
+    for _ in range(30):
+        assert sorted(keys[stream.take(256)][:, 0]) == list(range(67))
+
+
 def test_one_row_is_a_dataset() -> None:
     stream = stream_of(distinct_rows(1))
     assert [stream.take(4).tolist() for _ in range(50)] == [[0]] * 50

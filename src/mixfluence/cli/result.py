@@ -27,4 +27,9 @@ def write_result(path: Path, text: str) -> None:
     """Write a file of results and say so."""
     with writing_to(path):
         write_text(path, text)
+    tell_written(path)
+
+
+def tell_written(path: Path) -> None:
+    """Say that a file of results is there."""
     errors.print(f"wrote {path}", style="dim", markup=False, highlight=False, soft_wrap=True)

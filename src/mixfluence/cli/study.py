@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +10,12 @@ import typer
 
 from mixfluence.cli.signals import StopSignals
 from mixfluence.cli.terminal import errors, output, prepare, print_line
-from mixfluence.errors import RecipeError
+from mixfluence.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mixfluence.study import Cell, Study
+    from mixfluence.study import Cell, Findings, Study
 
 FAILED = 1
 
@@ -130,3 +131,23 @@ def _show(chosen: Study, setting: str, cells: Sequence[Cell], failed: dict[str, 
     output.print(Screen(found.sheets, found.notes))
     write_result(folder / f"{chosen.name}.md", to_markdown(found))
     write_result(folder / f"{chosen.name}.json", to_json(found))
+    if "trajectories" in chosen.views:
+        _draw(found, folder)
+
+
+def _draw(found: Findings, folder: Path) -> None:
+    from mixfluence.cli.result import tell_written, writing_to
+    from mixfluence.study.stability import trajectory_lines
+
+    name = found.results.study.name
+    try:
+        from mixfluence.report.figures import write_figure
+        from mixfluence.study.figure import draw_trajectories
+    except DataError as error:
+        # Not worth failing for when the runs are done.
+        errors.print(f"no figure of the trajectories: {error}", style="dim", markup=False, highlight=False)
+        return
+    if lines := trajectory_lines(found.results.outcomes):
+        with writing_to(folder):
+            for path in write_figure(partial(draw_trajectories, lines), folder, name):
+                tell_written(path)

@@ -55,7 +55,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.clustering is None:
         yield "clustering", "one forward pass over all rows"
     elif plan.clustering:
-        yield "clustering", f"one forward pass over all rows, about {plan.clustering:,.0f} training steps"
+        steps = f"at most {plan.clustering:,.0f} training steps if its encoder is no larger"
+        yield "clustering", f"one forward pass over all rows, {steps}"
     for stage in plan.stages:
         if len(plan.stages) > 1 or stage.measures:
             yield (f"stage {stage.name}" if len(plan.stages) > 1 else "measuring"), _stage(stage, len(plan.stages))

@@ -66,13 +66,25 @@ def write_figures(report: Report, folder: Path) -> list[Path]:
         figures["time"] = partial(_time, report)
     if any(run.weights for run in report.runs):
         figures["weights"] = partial(_weights, report)
-    written = []
-    for name, draw in figures.items():
-        # A name may hold dollar signs, which matplotlib would read as mathematics.
-        with rc_context(STYLE | {"text.parse_math": False}):
-            figure = draw()
-            written += [_save(figure, folder / f"{name}.{kind}") for kind in ("svg", "pdf")]
-    return written
+    return [path for name, draw in figures.items() for path in write_figure(draw, folder, name)]
+
+
+def write_figure(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
+    """Draw a figure in this style and write it as SVG and PDF."""
+    # A name may hold dollar signs, which matplotlib would read as mathematics.
+    with rc_context(STYLE | {"text.parse_math": False}):
+        figure = draw()
+        return [_save(figure, folder / f"{name}.{kind}") for kind in ("svg", "pdf")]
+
+
+def look(number: int) -> Mapping[str, Any]:
+    """Return how a line is drawn, so that many can be told apart without colour too."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markevery": 0.15,
+    }
 
 
 def _trajectories(training: Curves) -> Figure:
@@ -80,10 +92,10 @@ def _trajectories(training: Curves) -> Figure:
     figure = Figure(figsize=(TWO_COLUMNS, 2.4 + 0.14 * -(-len(training.datasets) // 4)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for number, name in enumerate(training.datasets):
-        look = _look(number)
-        left.plot(training.steps, _gaps(training.probability[number]), drawstyle="steps-post", label=name, **look)
+        own = look(number)
+        left.plot(training.steps, _gaps(training.probability[number]), drawstyle="steps-post", label=name, **own)
         if training.windows:
-            right.plot(training.windows, _gaps(training.share[number]), **look)
+            right.plot(training.windows, _gaps(training.share[number]), **own)
     left.set(xlabel="step", ylabel="probability", ylim=(0, None))
     right.set(xlabel="step", ylabel="drawn share of rows", xlim=left.get_xlim())
     # A label that starts with an underscore would be left out, so names are given again.
@@ -97,8 +109,8 @@ def _cost_quality(report: Report) -> Figure:
     for number, group in enumerate(report.groups):
         if group.average is None or group.own_cost is None:
             continue
-        look = {"color": _look(number)["color"], "marker": _look(number)["marker"], "linestyle": "none"}
-        axes.errorbar(group.own_cost, group.average, yerr=group.spread, **look)
+        point = {"color": look(number)["color"], "marker": look(number)["marker"], "linestyle": "none"}
+        axes.errorbar(group.own_cost, group.average, yerr=group.spread, **point)
         # Neighbours are often as good and as cheap: one has its name above, the next below.
         beside = (4, -9 if number % 2 else 3)
         axes.annotate(group.label, (group.own_cost, group.average), xytext=beside, textcoords="offset points", size=7)
@@ -141,15 +153,6 @@ def _weights(report: Report) -> Figure:
     axes.set_yticks(range(len(runs)), [run.label if run.finished else f"{run.label} (unfinished)" for run in runs])
     axes.set_title("probability at the end, %", size=8)
     return figure
-
-
-def _look(number: int) -> Mapping[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "markevery": 0.15,
-    }
 
 
 def _gaps(values: list[float | None]) -> list[float]:

@@ -20,13 +20,25 @@ from mixfluence.study.outcomes import Done, Outcome
 MOMENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-class _Line(NamedTuple):
-    """How the probability of a dataset moves, for the sake of some targets."""
+class Line(NamedTuple):
+    """How the probability of a dataset moves, for the sake of some targets, mean over seeds.
+
+    Attributes:
+        targets: One that is a training set, or those that are none.
+        row: As tables call it.
+        dataset: The target's own training set or, for those that have none, the dataset that ends highest.
+        runs: One for each seed.
+    """
 
     targets: tuple[str, ...]
     row: str
     dataset: str
-    moments: list[float]
+    runs: Sequence[Done]
+
+    def at(self, moment: float) -> float:
+        """Return the probability in percent when this part of the steps is done."""
+        mixtures = [mixture_at(run.trajectory, moment * run.cell.recipe.training.steps) for run in self.runs]
+        return 100 * fmean(mixture.get(self.dataset, 0.0) for mixture in mixtures)
 
 
 def stability_sheets(outcomes: Sequence[Outcome]) -> list[Sheet]:
@@ -35,21 +47,29 @@ def stability_sheets(outcomes: Sequence[Outcome]) -> list[Sheet]:
     Rows that differ in their start alone are one sampler. Lines of a target stand together, whatever their row. A
     method whose last run draws by what was found before it has a line: the same probability at every moment.
     """
-    trained = [outcome for outcome in outcomes if outcome.runs and outcome.recipe.strategy.name != "static"]
     samplers: dict[str, list[Outcome]] = {}
-    for outcome in trained:
+    for outcome in _sampled(outcomes):
         if any(len(done.trajectory) > 1 for done in outcome.done):
             samplers.setdefault(_sampler(outcome), []).append(outcome)
     sheets = [_stability(samplers)] if samplers else []
-    lines = [line for outcome in trained for line in _lines(outcome)]
-    order = list(dict.fromkeys(line.targets[0] for line in lines))
-    lines.sort(key=lambda line: order.index(line.targets[0]))
+    lines = trajectory_lines(outcomes)
     return [*sheets, _trajectories(lines)] if lines else sheets
+
+
+def trajectory_lines(outcomes: Sequence[Outcome]) -> list[Line]:
+    """Return the lines of all rows but static ones, those of a target together."""
+    lines = [line for outcome in _sampled(outcomes) for line in _lines(outcome)]
+    order = list(dict.fromkeys(line.targets[0] for line in lines))
+    return sorted(lines, key=lambda line: order.index(line.targets[0]))
 
 
 def mixture_at(trajectory: Sequence[tuple[int, Mixture]], step: float) -> Mixture:
     """Return the mixture in force at a step."""
     return [mixture for since, mixture in trajectory if since <= step][-1]
+
+
+def _sampled(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.runs and outcome.recipe.strategy.name != "static"]
 
 
 def _sampler(outcome: Outcome) -> str:
@@ -81,37 +101,28 @@ def _ends(outcome: Outcome, target: str | None) -> list[Mixture]:
     return [done.trajectory[-1][1] for done in outcome.done if done.cell.target == target]
 
 
-def _lines(outcome: Outcome) -> Iterator[_Line]:
+def _lines(outcome: Outcome) -> Iterator[Line]:
     """Yield a line for each target that is a training set, and one for those that are not, if there are any."""
     for target in dict.fromkeys(done.cell.target for done in outcome.done):
         own = [done for done in outcome.done if done.cell.target == target]
         targets = [target] if target else list(outcome.recipe.dev)
         for name in (name for name in targets if name in outcome.recipe.train):
-            yield _Line((name,), outcome.label, name, _moments(own, name))
+            yield Line((name,), outcome.label, name, own)
         if others := tuple(name for name in targets if name not in outcome.recipe.train):
             ends = mean_mixture(_ends(outcome, target))
             highest = max(ends, key=ends.__getitem__)
-            yield _Line(others, outcome.label, highest, _moments(own, highest))
+            yield Line(others, outcome.label, highest, own)
 
 
-def _moments(runs: Sequence[Done], name: str) -> list[float]:
-    return [fmean(_probability(done, name, moment) for done in runs) for moment in MOMENTS]
-
-
-def _probability(done: Done, name: str, moment: float) -> float:
-    return 100 * mixture_at(done.trajectory, moment * done.cell.recipe.training.steps).get(name, 0.0)
-
-
-def _trajectories(lines: Sequence[_Line]) -> Sheet:
+def _trajectories(lines: Sequence[Line]) -> Sheet:
     texts = {
         "target": pool_labels([line.targets for line in lines]),
         "row": [line.row for line in lines],
         "dataset": [line.dataset for line in lines],
     }
     columns = [Column(head, tuple(map(Cell, words)), numeric=False) for head, words in texts.items()]
-    for place, moment in enumerate(MOMENTS):
-        cells = tuple(Cell(f"{line.moments[place]:.1f}") for line in lines)
-        columns.append(Column(f"{moment:.0%} of the steps", cells))
+    for moment in MOMENTS:
+        columns.append(Column(f"{moment:.0%} of the steps", tuple(Cell(f"{line.at(moment):.1f}") for line in lines)))
     what = "the target's own training set or, if it has none, of the dataset that ends highest"
     return Sheet(f"Probability of {what}, in percent, mean over seeds", tuple(columns), len(texts))
 
