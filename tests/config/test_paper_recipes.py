@@ -197,6 +197,23 @@ def test_the_commands_of_the_headers_are_valid(name: str) -> None:
     assert set(studied) <= set(study_names())
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("beir7", ["strategy.name=multidds", "strategy.init.temperature=0.3"]),
+        ("beir7-fever", ["strategy={name: multidds, init: uniform}"]),
+        ("beir7-joint", ["strategy=doremi"]),
+        ("st32-expert", ["strategy.name=doge"]),
+        ("st32-expert", ["strategy.name=doremi"]),
+        ("mldr13", ["strategy={name: doge, rounds: 2}"]),
+        ("mldr13-inf-dds", ["strategy.reptile=relative"]),
+    ],
+)
+def test_another_strategy_is_a_word_away(name: str, overrides: list[str]) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml", overrides, files_may_be_missing=True)
+    assert recipe.strategy != load(name).strategy
+
+
 def test_paths_are_named_by_format(tmp_path: Path) -> None:
     recipe = load_recipe(RECIPES / "mldr13.yaml", [f"defaults.path={tmp_path}/{{format}}"], files_may_be_missing=True)
     assert recipe.train["ar"].path == tmp_path / "bge_m3"  # type: ignore[union-attr]

@@ -98,6 +98,20 @@ def test_twins_are_long_enough(recipe: str) -> None:
     assert load_recipe(RECIPES / f"{recipe}.yaml", files_may_be_missing=True).training.steps >= 400
 
 
+@pytest.mark.parametrize("setting", ["paper", "twin"])
+def test_counts_that_leakage_repeats_are_those_of_its_recipe(setting: str) -> None:
+    recipe = cells("leakage-beir", setting)[0].recipe
+    own = load_recipe(RECIPES / f"{shipped('leakage-beir').place(setting).setting}.yaml", files_may_be_missing=True)
+    for name in recipe.train:
+        assert recipe.train[name] == own.train[name]
+        assert recipe.test[name] == own.test[name]
+        # A row for each query of dev, where the recipe may have one for each pair.
+        ours, theirs = recipe.dev[name].published, own.dev[name].published
+        assert ours is not None
+        assert theirs is not None
+        assert ours.rows == (theirs.queries or theirs.rows)
+
+
 def test_all_studies_have_three_seeds() -> None:
     assert all(shipped(name).seeds == 3 for name in study_names())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -33,7 +34,7 @@ class Done:
     scores: Mapping[str, float]
     run: RunFolder | None
 
-    @property
+    @cached_property
     def trajectory(self) -> list[tuple[int, Mixture]]:
         """The mixture at the start and whenever it changed, with its step; a run that never changes it has one."""
         if self.run is None:
