@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from mixfluence.cli.demo import SAMPLERS, pool_changes
-from mixfluence.config.files import find_recipe, load_recipe
 from mixfluence.experiment import run
+from mixfluence.recipe_yaml import find_recipe, load_recipe
 
 
 def main() -> None:

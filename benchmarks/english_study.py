@@ -85,8 +85,8 @@ def work(queue: Any, results: Any, options: argparse.Namespace) -> None:
 def run_cell(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     from transformers import TrainerCallback
 
-    from mixfluence.config.files import find_recipe, load_recipe
     from mixfluence.experiment import run
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     class Keep(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -153,7 +153,7 @@ def finished(folder: Path) -> Path:
 
 
 def recipe_changes(cell: Cell, names: list[str], options: argparse.Namespace) -> list[str]:
-    from mixfluence.config.files import find_recipe, load_recipe
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     domains = list(load_recipe(find_recipe("english13"), files_may_be_missing=True).train)
     pool = {"in": domains, "out": [d for d in domains if d not in names], "only": names}[cell.own]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from mixfluence.assembly import build_model, read_rows
 from mixfluence.clustering.embeddings import Embedder
-from mixfluence.config.files import find_recipe, load_recipe
 from mixfluence.config.sources import Source
+from mixfluence.recipe_yaml import find_recipe, load_recipe
 
 
 def direction(embedder: Embedder, source: Source, most: int) -> NDArray[np.float32]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mixfluence.config.files import load_recipe
 from mixfluence.config.strategy import InfDDSSection
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import read_trace
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.config.files import load_recipe
 from mixfluence.experiment import run
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import read_trace
 from tests.hostile.workplace import write_workplace
 

@@ -18,13 +18,13 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.assembly import read_guides, read_rows, read_selection_tasks, read_task
-from mixfluence.config.files import load_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation
 from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.experiment import run
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import read_trace
 from tests.conftest import WORDS
 

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from mixfluence.config.files import RECIPES, load_recipe
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
 from mixfluence.planning import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
+from mixfluence.recipe_yaml import RECIPES, load_recipe
 from mixfluence.run_folder import read_trace
 from mixfluence.stages import build_stages, build_strategy
 from mixfluence.strategies import (

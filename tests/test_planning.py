@@ -23,8 +23,6 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mixfluence.config.files import RECIPES, load_recipe
-from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.planning import Plan, costs, plan_run
@@ -32,6 +30,8 @@ from mixfluence.planning.calibration import Pace, calibrated, pace_of
 from mixfluence.planning.inventory import count_parameters
 from mixfluence.planning.view import plan_view
 from mixfluence.planning.walk import relative_rate
+from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.recipe_yaml import RECIPES, load_recipe
 from tests.test_experiment import recipe_path
 from tests.training.runs import start_processes
 

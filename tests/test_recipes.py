@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from mixfluence.cli import app
 from mixfluence.cli.recipes import check_folder
-from mixfluence.config.files import RECIPES, dump_recipe, find_recipe, load_recipe
 from mixfluence.config.samplers import StaticSection
 from mixfluence.config.sources import BeirSource, FileSource, PydocsSource
 from mixfluence.errors import RecipeError
+from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
 
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
 SMALL = """\

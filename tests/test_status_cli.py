@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.config.files import load_recipe
 from mixfluence.experiment import run
+from mixfluence.recipe_yaml import load_recipe
 from tests.hostile.workplace import Case, run_program
 from tests.test_experiment import recipe_path
 

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mixfluence.config.files import dump_recipe, load_recipe
 from mixfluence.config.parts import ProbeSection
 from mixfluence.config.presets import PRESETS
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.strategy import (
     GradientSection,
     InfDDSSection,
@@ -32,6 +30,8 @@ from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Reptile
 from mixfluence.policy import Anchored, Matching, Mirror, PolicyGradient, Rule, Temperature, Weights
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.run_folder import read_trace
 from mixfluence.stages import build_strategy
 from mixfluence.strategies import InfDDS, Static

@@ -20,10 +20,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence.assembly import check_host, read_guides, read_rows, read_task, reading_notes
-from mixfluence.atomic import write_text
 from mixfluence.clustering import partition
-from mixfluence.config.files import dump_recipe, load_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import CrispSection
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.overlap import Overlap, without_overlap
@@ -36,6 +33,9 @@ from mixfluence.evaluation import Evaluation, score_run, write_evaluation
 from mixfluence.evaluation.bm25 import bm25_run
 from mixfluence.evaluation.dev_ranks import look_at_dev
 from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.files import write_text
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.record import Stopwatch, versions
 from mixfluence.run_folder import DEV_FOLDER, EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
 from mixfluence.stage_run import Pool, StageRun

@@ -16,12 +16,12 @@ from torch import nn
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.assembly import build_model, read_selection_tasks, training_arguments
-from mixfluence.atomic import write_text
-from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.evaluation.selection import DevEvaluator
+from mixfluence.files import write_text
+from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.record import Stopwatch
 from mixfluence.run_folder import MODEL_FOLDER, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
 from mixfluence.stages import FINAL, Stage

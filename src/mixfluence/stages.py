@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mixfluence.config.parts import InitialSection, ProbeSection
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import (
     AioliSection,
     AlignmentSection,
@@ -31,6 +30,7 @@ from mixfluence.influence import (
     soft_ndcg_metric,
 )
 from mixfluence.policy import RULES, Initial, Temperature, Weights
+from mixfluence.recipe import Recipe
 from mixfluence.strategies import STRATEGIES, TDRO, DoGE, DoReMi, Static, Strategy
 
 FINAL = "final"

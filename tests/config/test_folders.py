@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mixfluence.cli import app
-from mixfluence.config.files import find_recipe, load_recipe
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
+from mixfluence.recipe_yaml import find_recipe, load_recipe
 from tests.hostile.workplace import Case, run_program
 from tests.test_experiment import StopAt, recipe_path
 from tests.test_recipes import SMALL

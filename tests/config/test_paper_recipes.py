@@ -16,14 +16,14 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.assembly import training_arguments
-from mixfluence.config.files import RECIPES, load_recipe
 from mixfluence.config.parts import InitialSection
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import StaticSection
 from mixfluence.config.strategy import InfDDSSection
 from mixfluence.data.bge_m3 import published_sources
 from mixfluence.paper import read_table
 from mixfluence.planning import plan_run
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import RECIPES, load_recipe
 from mixfluence.study import study_names
 
 BEIR7 = ["beir7", *(f"beir7-{target}" for target in ("dbpedia", "fever", "fiqa", "hotpotqa", "joint", "quora"))]

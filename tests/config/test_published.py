@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from mixfluence.assembly import read_rows, read_task
 from mixfluence.config.sources import BeirSource, MldrSource, PairsSource, PublishedSection
+from mixfluence.errors import RecipeError
 
 
 def beir(folder: Path, **published: int) -> BeirSource:
@@ -58,5 +58,5 @@ def test_pairs_follow_their_source(tmp_path: Path) -> None:
 
 
 def test_mldr_knows_its_splits(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="'train', 'dev' or 'test'"):
+    with pytest.raises(RecipeError, match="'train', 'dev' or 'test'"):
         MldrSource(format="mldr", path=tmp_path, language="ar", split="validation")  # type: ignore[arg-type]

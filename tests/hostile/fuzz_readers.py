@@ -18,12 +18,12 @@ from pathlib import Path
 import atheris  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["mixfluence", "yaml"]):
-    from mixfluence.config.files import load_recipe
     from mixfluence.data.beir import read_grades
     from mixfluence.data.columns import RecordReader
     from mixfluence.data.pairs import _records
     from mixfluence.data.weights import read_weights
     from mixfluence.errors import MixfluenceError
+    from mixfluence.recipe_yaml import load_recipe
 
 
 def _rows(path: Path) -> None:

@@ -26,11 +26,11 @@ from transformers import BertForMaskedLM, BertModel
 from transformers.utils import is_liger_kernel_available
 
 from mixfluence.assembly import check_host, training_arguments
-from mixfluence.config.files import load_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.experiment import run
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.training.rehearsal import GROUP, check_environment
 from tests.hostile.cases_models import LAYER, change_weights
 from tests.hostile.workplace import told, write_workplace

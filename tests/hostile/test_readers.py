@@ -25,8 +25,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixfluence.config.files import MOST_CHARACTERS, load_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.data.beir import read_grades
 from mixfluence.data.files import LONGEST_LINE, read_jsonl, read_lines
 from mixfluence.data.pairs import read_pairs
@@ -34,6 +32,8 @@ from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation.dev_queries import read_dev_queries
 from mixfluence.evaluation.results import read_evaluation
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import MOST_CHARACTERS, load_recipe
 from mixfluence.run_folder import read_record, read_trace
 from tests.hostile.workplace import RECIPE
 

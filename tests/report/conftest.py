@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mixfluence.config.files import load_recipe
 from mixfluence.experiment import run
+from mixfluence.recipe_yaml import load_recipe
 from tests.test_experiment import StopAt, write_domain
 from tests.test_methods import SETTINGS, chosen
 

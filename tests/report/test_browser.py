@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mixfluence.atomic import write_text
 from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
+from mixfluence.files import write_text
 from mixfluence.report.folders import read_run
 from mixfluence.report.page import render_page
 from mixfluence.report.series import collect

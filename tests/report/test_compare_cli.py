@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 from mixfluence.cli.compare import compare
 from mixfluence.cli.weights import weights
-from mixfluence.config.files import load_recipe
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.stages import build_strategy
 from tests.test_methods import SETTINGS
 

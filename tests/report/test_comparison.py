@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mixfluence.config.recipe import Recipe
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import MEASURES, Evaluation
+from mixfluence.recipe import Recipe
 from mixfluence.report.comparison import compare
 from mixfluence.report.folders import RunFolder
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mixfluence.config.files import load_recipe
 from mixfluence.errors import DataError
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.status import read_status, stage_steps, status_view
 from mixfluence.run_folder import read_trace
 from mixfluence.stages import build_stages

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.config.files import load_recipe
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.experiment import run
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import MANIFEST_FILE
 from mixfluence.training.checkpoints import (
     abandon_later,

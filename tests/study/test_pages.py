@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from mixfluence.atomic import write_text
-from mixfluence.config.files import dump_recipe
 from mixfluence.errors import DataError
+from mixfluence.files import write_text
 from mixfluence.paper import read_table
+from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.sheets import Sheet
 from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, TRACE_FILE, WEIGHTS_FILE
 from mixfluence.study import Cell, Findings, build_cells, find, load_study, to_json, to_markdown

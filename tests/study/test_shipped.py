@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.config.files import RECIPES, dump_recipe, load_recipe
 from mixfluence.config.samplers import StaticSection
 from mixfluence.paper import PaperRow, read_table
 from mixfluence.policy import Temperature, Weights
+from mixfluence.recipe_yaml import RECIPES, dump_recipe, load_recipe
 from mixfluence.stages import build_stages
 from mixfluence.strategies import Static
 from mixfluence.study import Cell, build_cells, find, load_study, study_names

@@ -11,10 +11,10 @@ import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.config.files import load_recipe
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.influence import Reptile
 from mixfluence.policy import UNIFORM, Matching
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.stages import build_strategy
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce

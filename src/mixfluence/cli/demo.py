@@ -46,9 +46,9 @@ def demo(
     """Adapt an encoder to a library's documentation on this machine and show what each sampler gives."""
     prepare()
     from mixfluence.assembly import build_model, read_task
-    from mixfluence.config.files import find_recipe, load_recipe
     from mixfluence.data.weights import read_weights
     from mixfluence.experiment import evaluate_tasks, run
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
     from mixfluence.report.tables import score_table
     from mixfluence.training.progress import ProgressDisplay
 

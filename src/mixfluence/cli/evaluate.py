@@ -12,7 +12,7 @@ from mixfluence.cli.terminal import errors, output, prepare, print_line
 from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
-    from mixfluence.config.recipe import Recipe
+    from mixfluence.recipe import Recipe
 
 
 class Measure(StrEnum):
@@ -66,7 +66,7 @@ def _labels(systems: list[str]) -> list[str]:
 
 
 def _recipe(systems: list[str], name: str | None, overrides: list[str]) -> Recipe:
-    from mixfluence.config.files import find_recipe, load_recipe
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     runs = [Path(system) / "recipe.yaml" for system in systems if (Path(system) / "recipe.yaml").is_file()]
     if name is None and not runs:

@@ -39,7 +39,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Tell what a run will cost before any step of it: epochs, overhead, memory, and what looks wrong."""
-    from mixfluence.config.files import find_recipe, load_recipe
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     parsed = load_recipe(find_recipe(recipe), overrides or [], files_may_be_missing=calibrate is None)
     given = dict(map(_size, (part for text in sizes or [] for part in text.split(","))))

@@ -19,7 +19,7 @@ def list_recipes(context: typer.Context) -> None:
     """List the recipes that ship with mixfluence."""
     if context.invoked_subcommand:
         return
-    from mixfluence.config.files import RECIPES
+    from mixfluence.recipe_yaml import RECIPES
 
     for path in recipes_in(RECIPES):
         purpose = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
@@ -29,7 +29,7 @@ def list_recipes(context: typer.Context) -> None:
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Name or file.")]) -> None:
     """Print a recipe as it was written; `check` fills in its defaults."""
-    from mixfluence.config.files import find_recipe, load_recipe
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     path = find_recipe(name)
     # What is no recipe is not printed: it may be anything.
@@ -43,7 +43,7 @@ def copy(
     target: Annotated[Path | None, typer.Argument(help="Where to; NAME.yaml here if not given.")] = None,
 ) -> None:
     """Take a recipe home to edit it."""
-    from mixfluence.config.files import find_recipe
+    from mixfluence.recipe_yaml import find_recipe
 
     source = find_recipe(name)
     path = target or Path(source.name)
@@ -62,7 +62,7 @@ def check(
 
     Without a name, check every recipe that ships, whether or not its data is there.
     """
-    from mixfluence.config.files import RECIPES, dump_recipe, find_recipe, load_recipe
+    from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
 
     if name is None:
         print_line(f"{check_folder(RECIPES)} recipes are valid")
@@ -77,7 +77,7 @@ def check_folder(folder: Path) -> int:
     Raises:
         RecipeError: Naming the first one that is wrong, before anything is printed.
     """
-    from mixfluence.config.files import load_recipe
+    from mixfluence.recipe_yaml import load_recipe
 
     recipes = {path.stem: load_recipe(path, files_may_be_missing=True) for path in recipes_in(folder)}
     for name, recipe in recipes.items():

@@ -19,7 +19,7 @@ def report(
     ] = None,
 ) -> None:
     """Show runs on one page that opens in any browser, without a network."""
-    from mixfluence.atomic import write_text
+    from mixfluence.files import write_text
     from mixfluence.report.folders import read_run
     from mixfluence.report.page import render_page
     from mixfluence.report.series import collect

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mixfluence.atomic import write_text
 from mixfluence.cli.terminal import errors
 from mixfluence.errors import RecipeError
+from mixfluence.files import write_text
 
 
 @contextmanager

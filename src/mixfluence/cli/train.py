@@ -36,7 +36,7 @@ def train(
 
 
 def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals) -> None:
-    from mixfluence.config.files import find_recipe, load_recipe
+    from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     parsed = load_recipe(find_recipe(recipe), overrides)
     prepare(verbose=_first_process())

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.atomic import replacing
 from mixfluence.data.layout import PROBES, Task, Tokeniser
 from mixfluence.data.rows import RowSet, cache_root
 from mixfluence.data.texts import tokenise_unkept
 from mixfluence.data.token_cache import in_parallel
 from mixfluence.embedding import Prepared, TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
+from mixfluence.files import replacing
 
 logger = logging.getLogger(__name__)
 Texts = Literal["both", "query", "passage"]

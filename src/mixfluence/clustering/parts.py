@@ -12,12 +12,12 @@ import xxhash
 from datasets import Dataset, Features, concatenate_datasets
 from numpy.typing import NDArray
 
-from mixfluence.atomic import replacing
 from mixfluence.clustering.embeddings import Embedder, Matrix, Points
 from mixfluence.clustering.merging import merge
 from mixfluence.clustering.tree import Nodes, Tree, grow
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import SCHEMA, Piece, RowSet, cache_root
+from mixfluence.files import replacing
 
 logger = logging.getLogger(__name__)
 CACHE_VERSION = 1

@@ -6,16 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mixfluence.config.sources import PathLike, Section
+from mixfluence.schema import NonNegative, PathLike, Positive, Section, Share, word_or_positive
 
-# Far below the largest 32-bit float, so that what is multiplied by such a number need not overflow.
-LARGEST = 1e30
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
 # Infinity stands for uniform sampling.
 Temperature = Annotated[float, Field(gt=0)]
-Weight = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 
 
 # Sections for which a bare value may stand: the key whose value it is.
@@ -32,18 +26,6 @@ def bare(section: str) -> BeforeValidator:
     return BeforeValidator(spell_out)
 
 
-def word_or_positive(*words: str) -> BeforeValidator:
-    """Let a value be one of some words, or a number above 0."""
-
-    def check(value: Any) -> Any:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value in words or (number and 0 < value <= LARGEST):
-            return value
-        raise ValueError(f"expected {', '.join(words)} or a number above 0, found {value!r}")
-
-    return BeforeValidator(check)
-
-
 class InitialSection(Section):
     """The starting distribution: exactly one of a temperature, weights, or a file of weights.
 
@@ -51,7 +33,7 @@ class InitialSection(Section):
     """
 
     temperature: Temperature | None = None
-    weights: dict[str, Weight] | None = None
+    weights: dict[str, NonNegative] | None = None
     file: PathLike | None = None
 
     @model_validator(mode="before")

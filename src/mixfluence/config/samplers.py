@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mixfluence.config.parts import LARGEST, Bounds, Count, InitialSection, Positive, ProbeSection, Share, Temperature
-from mixfluence.config.sources import PathLike, Section
+from mixfluence.config.parts import Bounds, InitialSection, ProbeSection, Temperature
+from mixfluence.schema import LARGEST, Count, PathLike, Positive, Section, Share
 
 Part = Annotated[float, Field(ge=0, lt=1)]
 Rows = Annotated[int, Field(ge=2)]

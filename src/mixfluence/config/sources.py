@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-PathLike = Annotated[Path, Field(strict=False)]
-
-
-class Section(BaseModel):
-    """Base of every part of a recipe: strict types, no unknown keys, unchangeable."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError(f"expected a mapping with keys such as {', '.join(list(cls.model_fields)[:3])}")
-        for key in data:
-            if key not in cls.model_fields:
-                raise ValueError(_unknown(key, cls.model_fields))
-        return data
-
+from mixfluence.schema import PathLike, Section, unknown_key
 
 Whole = Annotated[int, Field(ge=0)]
 Rows = Annotated[int, Field(ge=1)]
@@ -178,9 +159,4 @@ def check_defaults(defaults: Any) -> None:
         raise ValueError(f"defaults: expected a mapping with keys such as format and path, found {defaults!r}")
     for key in defaults:
         if key not in known:
-            raise ValueError(f"defaults: {_unknown(key, known)}")
-
-
-def _unknown(key: object, known: Iterable[str]) -> str:
-    near = get_close_matches(str(key), known, n=1, cutoff=0.5)
-    return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
+            raise ValueError(f"defaults: {unknown_key(key, known)}")

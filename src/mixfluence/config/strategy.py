@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mixfluence.config.parts import (
-    Bounds,
-    Count,
-    InitialSection,
-    Positive,
-    ProbeSection,
-    Share,
-    bare,
-    word_or_positive,
-)
+from mixfluence.config.parts import Bounds, InitialSection, ProbeSection, bare
 from mixfluence.config.presets import PRESETS
 from mixfluence.config.samplers import (
     AioliSection,
@@ -29,7 +20,7 @@ from mixfluence.config.samplers import (
     TargetOnlySection,
     TDROSection,
 )
-from mixfluence.config.sources import Section
+from mixfluence.schema import Count, Positive, Section, Share, word_or_positive
 
 RULES = ("gradient", "mirror", "matching", "anchored")
 

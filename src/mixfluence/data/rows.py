@@ -22,8 +22,8 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
 
-from mixfluence.atomic import replacing, write_text
 from mixfluence.errors import DataError
+from mixfluence.files import replacing, write_text
 
 logger = logging.getLogger(__name__)
 

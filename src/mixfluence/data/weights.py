@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
+from mixfluence.files import write_text
 from mixfluence.run_folder import TRACE_FILE, WEIGHTS_FILE, read_trace
 
 LARGEST = 1e30

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
+from mixfluence.files import write_text
 
 _SUFFIX = ".jsonl"
 

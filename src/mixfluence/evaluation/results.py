@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from mixfluence.atomic import write_text
 from mixfluence.errors import DataError
 from mixfluence.evaluation.metrics import MEASURES, mean
+from mixfluence.files import write_text
 
 _SUFFIX = ".jsonl"
 

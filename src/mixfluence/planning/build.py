@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import UNIFORM, CrispSection, ReplaySection, StaticSection
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.planning import costs, walk
@@ -16,6 +15,7 @@ from mixfluence.planning.concerns import find_concerns
 from mixfluence.planning.inventory import Counts, count_guides, count_parameters, count_train, split_sizes
 from mixfluence.planning.plan import DatasetPlan, Plan, StagePlan
 from mixfluence.policy import Vector
+from mixfluence.recipe import Recipe
 
 if TYPE_CHECKING:
     from mixfluence.stages import Stage

@@ -10,10 +10,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import CrispSection, StaticSection
 from mixfluence.errors import RecipeError
 from mixfluence.planning.plan import Plan
+from mixfluence.recipe import Recipe
 from mixfluence.run_folder import TRACE_FILE, read_trace
 
 

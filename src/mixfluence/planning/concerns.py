@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixfluence.config.recipe import Recipe
 from mixfluence.planning.walk import batch_rows, relative_rate
+from mixfluence.recipe import Recipe
 
 if TYPE_CHECKING:
     from mixfluence.planning.plan import Plan, StagePlan

@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mixfluence.config.recipe import ModelSection, Recipe
 from mixfluence.config.sources import FileSource, Source
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.recipe import ModelSection, Recipe
 
 if TYPE_CHECKING:
     from mixfluence.data.rows import RowSet

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixfluence.config.recipe import TrainingSection
 from mixfluence.planning import costs
 from mixfluence.policy import Vector, cap
+from mixfluence.recipe import TrainingSection
 
 if TYPE_CHECKING:
     from mixfluence.strategies import Strategy

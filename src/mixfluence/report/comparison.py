@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from mixfluence.config.recipe import Recipe
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import Recipe
 from mixfluence.report.contrast import Contrast, TestName, contrast
 from mixfluence.report.fairness import Labelled, common_tests, differences
 from mixfluence.report.folders import RunFolder, seeds_together

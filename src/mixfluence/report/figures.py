@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mixfluence.atomic import replacing
 from mixfluence.errors import DataError
+from mixfluence.files import replacing
 from mixfluence.report.curves import Curves
 from mixfluence.report.series import Report
 

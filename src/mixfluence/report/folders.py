@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mixfluence.config.files import load_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError
 from mixfluence.evaluation.dev_queries import DevQuery, read_dev_queries
 from mixfluence.evaluation.results import Evaluation, read_evaluation
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import (
     DEV_FOLDER,
     EVAL_FOLDER,

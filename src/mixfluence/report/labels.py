@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mixfluence.config.parts import InitialSection
-from mixfluence.config.recipe import GUIDED, Recipe
 from mixfluence.config.samplers import CooldownSection, CrispSection, ReplaySection
+from mixfluence.recipe import GUIDED, Recipe
 
 _SAMPLERS = {
     "static": "Static",

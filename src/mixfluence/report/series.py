@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from mixfluence.config.files import dump_recipe
 from mixfluence.errors import DataError
+from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.curves import Curves, curves, limit_of, rows_trained
 from mixfluence.report.fairness import Labelled, differences
 from mixfluence.report.folders import RunFolder, seeds_together

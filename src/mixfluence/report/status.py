@@ -14,9 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.samplers import DoGESection, DoReMiSection, TDROSection
 from mixfluence.display import duration, mixture_table
+from mixfluence.recipe import Recipe
 from mixfluence.report.folders import RunFolder, read_run
 from mixfluence.report.tables import measure_table
 from mixfluence.run_folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RECIPE_FILE, STAGES_FOLDER, TRACE_FILE

@@ -6,9 +6,9 @@ import json
 import shutil
 from enum import StrEnum
 
-from mixfluence.atomic import write_text
-from mixfluence.config.files import dump_recipe, load_recipe
 from mixfluence.errors import RecipeError
+from mixfluence.files import write_text
+from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.run_folder import (
     CHECKPOINTS_FOLDER,
     EVAL_FOLDER,

@@ -15,10 +15,10 @@ from typing import Any
 
 import xxhash
 
-from mixfluence.atomic import replacing
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.sources import PairsSource, Source
 from mixfluence.errors import RecipeError
+from mixfluence.files import replacing
+from mixfluence.recipe import Recipe
 
 
 @dataclass(frozen=True)

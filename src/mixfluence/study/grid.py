@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mixfluence.config.files import find_recipe, load_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.sources import FileSource, Source
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.study.derived import Derivation, derive
 from mixfluence.study.schema import Place, Row, Setting, Study, load_setting
 

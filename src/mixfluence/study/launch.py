@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO, NoReturn
 
-from mixfluence.config.files import dump_recipe
-from mixfluence.config.recipe import Recipe
 from mixfluence.errors import MixfluenceError, RecipeError
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.run_folder import RECIPE_FILE
 
 # As for installed programs, modules that lie in the folder of the user are not ours.

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mixfluence.config.recipe import Recipe
+from mixfluence.recipe import Recipe
 from mixfluence.report.comparison import PARTS, Score, hours_by_part
 from mixfluence.report.folders import RunFolder, read_run
 from mixfluence.run_folder import RECORD_FILE

@@ -20,8 +20,8 @@ import xxhash
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from mixfluence.atomic import sync, write_text
 from mixfluence.errors import DataError
+from mixfluence.files import sync, write_text
 from mixfluence.run_folder import MANIFEST_FILE
 
 if TYPE_CHECKING:

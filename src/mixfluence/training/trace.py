@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.atomic import sync, write_text
 from mixfluence.errors import DataError, MixfluenceError
+from mixfluence.files import sync, write_text
 from mixfluence.influence import Influences
 from mixfluence.run_folder import read_trace
 from mixfluence.training.checkpoints import (

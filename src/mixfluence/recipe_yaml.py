@@ -14,13 +14,13 @@ import yaml
 from pydantic import ValidationError
 
 from mixfluence.config.parts import BARE_VALUES
-from mixfluence.config.recipe import Recipe
 from mixfluence.config.sources import FORMATS
 from mixfluence.config.strategy import RULES
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import Recipe
 from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parent / "recipes"
 # Recipes are written by hand. A few lines of aliases of aliases would stand for billions of values.
 MOST_CHARACTERS, MOST_VALUES = 1_000_000, 100_000
 

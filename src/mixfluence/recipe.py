@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mixfluence.config.parts import LARGEST, Count, Positive
 from mixfluence.config.samplers import CrispSection, StaticSection
-from mixfluence.config.sources import PathLike, Section, Source, check_defaults, fill_sources
+from mixfluence.config.sources import Source, check_defaults, fill_sources
 from mixfluence.config.strategy import Strategy
+from mixfluence.schema import LARGEST, Count, PathLike, Positive, Section
 
 # Samplers that cannot work without a dev set.
 GUIDED = {"inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"}
