@@ -40,7 +40,7 @@ def probe(options: argparse.Namespace) -> None:
         disable_tqdm=True,
     )
     probes = Probe(batch_size=options.batch, dev_batch_size=2 * options.batch)
-    strategy = InfDDS(UNIFORM, update_every=1, warmup_steps=1, freeze_below=0.0, probe=probes)
+    strategy = InfDDS(init=UNIFORM, update_every=1, warmup_steps=1, freeze_below=0.0, probe=probes)
     dev = {"target": random_rows(2 * options.batch, model, 100)}
     MixtureTrainer(model, args, pool, dev, strategy, info_nce(model, 0.05)).train()
     if torch.distributed.is_initialized():

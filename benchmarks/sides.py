@@ -96,13 +96,13 @@ def make_trainer(options: argparse.Namespace, callbacks: list[Any]) -> Any:
         state="momentum-free" if options.momentum_free else "inherited",
         snapshot="host" if options.host_snapshot else "device",
     )
-    adaptive = InfDDS(UNIFORM, update_every=50, probe=probe, reptile=Reptile() if options.reptile else None)
+    adaptive = InfDDS(init=UNIFORM, update_every=50, probe=probe, reptile=Reptile() if options.reptile else None)
     return MixtureTrainer(
         model,
         args,
         pool,
         dev_dataset=dev or None,
-        strategy=adaptive if options.kind == "inf-dds" else Static(UNIFORM),
+        strategy=adaptive if options.kind == "inf-dds" else Static(init=UNIFORM),
         loss=loss,
         compiled=options.compiled,
         callbacks=callbacks,

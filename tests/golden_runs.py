@@ -42,7 +42,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "crisp": {"strategy": {"name": "crisp", "encoder": "{model}", "branching": 4, "smoothing": 0.1}},
     "accumulation-workers": {
         "strategy": {"name": "inf-dds", "update_every": 4, "warmup_steps": 4, "rule": "gradient"},
-        "training": {"gradient_accumulation": 2, "hard_negatives": 1, "host": {"dataloader_num_workers": 2}},
+        "training": {"gradient_accumulation": 2, "hard_negatives": 1, "trainer_args": {"dataloader_num_workers": 2}},
     },
 }
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mixfluence.stages import build_stages, build_strategy
 from safetensors.torch import load_file
 
 from mixfluence.data.weights import read_weights
@@ -29,7 +30,6 @@ from mixfluence.planning import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.recipe_yaml import RECIPES, load_recipe
 from mixfluence.run_folder import read_trace
-from mixfluence.stages import build_stages, build_strategy
 from mixfluence.strategies import (
     CRISP,
     STRATEGIES,
@@ -233,17 +233,25 @@ def measured(*values: float, queries: int = 50) -> Influences:
 def test_any_two_methods_draw_differently() -> None:
     sizes = {"a": 100, "b": 1_000, "c": 5_000}
     found: dict[str, Vector] = {}
-    still = {"static": Static(), "uniform": Static(UNIFORM), "target-only": TargetOnly(["a"]), "cooldown": Cooldown()}
+    still = {
+        "static": Static(),
+        "uniform": Static(init=UNIFORM),
+        "target-only": TargetOnly(targets=["a"]),
+        "cooldown": Cooldown(),
+    }
     still |= {"crisp": CRISP({"a": 0.7, "b": 0.2, "c": 0.1}), "replay": Replay({"a": 0.4, "b": 0.35, "c": 0.25})}
     for name, strategy in still.items():
         strategy.start(sizes)
         found[name] = strategy.weights(0.25)
-    for name, guided in {"inf-dds": InfDDS(Temperature(5.0)), "multidds": MultiDDS(Temperature(5.0))}.items():
+    for name, guided in {
+        "inf-dds": InfDDS(init=Temperature(5.0)),
+        "multidds": MultiDDS(init=Temperature(5.0)),
+    }.items():
         guided.start(sizes)
         for _ in range(3):
             guided.update(measured(0.3, 0.1, 0.05))
         found[name] = guided.weights()
-    doge = DoGE(Temperature(5.0), step=0.1)
+    doge = DoGE(init=Temperature(5.0), step=0.1)
     doge.start(sizes)
     doge.update(measured(0.3, 0.1, 0.05))
     found["doge"] = doge.outcome()
@@ -252,7 +260,7 @@ def test_any_two_methods_draw_differently() -> None:
         for number, excess in enumerate((0.9, 0.3, 0.1)):
             proxy.weigh(number, np.full(8, 1 + excess), np.ones(8))
         found[name] = proxy.outcome()
-    aioli = Aioli(Temperature(5.0), probe=Probe())
+    aioli = Aioli(init=Temperature(5.0), probe=Probe())
     aioli.start(sizes)
     for base in (1.0, 0.7, 0.6, 0.55):
         aioli.update(Influences(np.array([], np.int64), np.array([], np.int64), ["a"], np.array([base]), []))

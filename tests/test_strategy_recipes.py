@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from mixfluence.config.parts import ProbeSection
 from mixfluence.config.presets import PRESETS
 from mixfluence.config.strategy import (
@@ -25,6 +24,8 @@ from mixfluence.config.strategy import (
     MirrorSection,
     ReptileSection,
 )
+from mixfluence.stages import build_strategy
+
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
@@ -33,7 +34,6 @@ from mixfluence.policy import Anchored, Matching, Mirror, PolicyGradient, Rule, 
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.run_folder import read_trace
-from mixfluence.stages import build_strategy
 from mixfluence.strategies import InfDDS, Static
 from tests.test_experiment import write_domain
 from tests.test_recipes import SMALL, write
@@ -155,14 +155,14 @@ def test_an_override_reaches_into_a_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("gradient", PolicyGradient(0.02, "adam")),
-        ("{name: gradient, step: 0.5, optimizer: sgd}", PolicyGradient(0.5, "sgd")),
-        ("mirror", Mirror(0.3)),
-        ("{name: mirror, step: 1}", Mirror(1)),
-        ("matching", Matching(0.1)),
-        ("{name: matching, step: 0.25}", Matching(0.25)),
-        ("anchored", Anchored(2.0, 0.9)),
-        ("{name: anchored, reach: 1.5, memory: 0.5}", Anchored(1.5, 0.5)),
+        ("gradient", PolicyGradient(step=0.02, optimizer="adam")),
+        ("{name: gradient, step: 0.5, optimizer: sgd}", PolicyGradient(step=0.5, optimizer="sgd")),
+        ("mirror", Mirror(step=0.3)),
+        ("{name: mirror, step: 1}", Mirror(step=1)),
+        ("matching", Matching(step=0.1)),
+        ("{name: matching, step: 0.25}", Matching(step=0.25)),
+        ("anchored", Anchored(reach=2.0, memory=0.9)),
+        ("{name: anchored, reach: 1.5, memory: 0.5}", Anchored(reach=1.5, memory=0.5)),
     ],
 )
 def test_a_rule_is_a_word_or_a_mapping(tmp_path: Path, written: str, expected: Rule) -> None:
@@ -175,10 +175,10 @@ def test_a_rule_is_a_word_or_a_mapping(tmp_path: Path, written: str, expected: R
     ("written", "expected"),
     [
         ("off", None),
-        ("relative", Reptile("relative")),
-        ("literal", Reptile("literal")),
-        ("{rate: 0.5}", Reptile(0.5)),
-        ("{rate: relative, weights: sum}", Reptile("relative", "sum")),
+        ("relative", Reptile(rate="relative")),
+        ("literal", Reptile(rate="literal")),
+        ("{rate: 0.5}", Reptile(rate=0.5)),
+        ("{rate: relative, weights: sum}", Reptile(rate="relative", weights="sum")),
         ("{weights: sum}", None),
     ],
 )

@@ -1,9 +1,9 @@
-"""One run, top to bottom: files -> mixture -> training -> test scores -> a folder that says it all.
+"""One run from start to end: read data, divide it, train each stage, test, record.
 
-A run folder holds `recipe.yaml` (resolved), `trace.jsonl`, `checkpoints/`, `model/` (loadable by plain
-sentence-transformers), `eval/<dataset>.jsonl` per query, `dev/<dataset>.jsonl` (how dev queries fared, with their
-texts), `weights.json` and `record.json`, which comes last. Training rows that were dropped for asking a test query are
-listed in `overlap.jsonl`. A method of several runs keeps the earlier ones in `stages/`.
+A run folder holds `recipe.yaml` (with all defaults), `trace.jsonl`, `checkpoints/`, `model/` (a sentence-transformers
+model), `eval/<dataset>.jsonl` per query, `dev/<dataset>.jsonl` (results of dev queries, with their texts),
+`weights.json` and `record.json`, which is written last. `overlap.jsonl` lists training rows that were dropped because
+they contain a test query. Earlier stages of a method are in `stages/`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from mixfluence.assembly import check_host, read_guides, read_rows, read_task, reading_notes
-from mixfluence.clustering import partition
-from mixfluence.config.samplers import CrispSection
+from mixfluence.build import Pool, build_trainer, check_training_arguments, stage_folder
+from mixfluence.data.halves import guiding_half, selecting_half
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.overlap import Overlap, without_overlap
+from mixfluence.data.reading import read_rows, read_task, reading_notes
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
-from mixfluence.data.weights import write_weights
-from mixfluence.encoders import load_encoder
+from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_run, write_evaluation
 from mixfluence.evaluation.bm25 import bm25_run
@@ -37,13 +36,51 @@ from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.record import Stopwatch, versions
-from mixfluence.run_folder import DEV_FOLDER, EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
-from mixfluence.stage_run import Pool, StageRun
-from mixfluence.stages import build_stages
-from mixfluence.training.checkpoints import step_of
+from mixfluence.run_folder import (
+    DEV_FOLDER,
+    EVAL_FOLDER,
+    MODEL_FOLDER,
+    OVERLAP_FILE,
+    RECIPE_FILE,
+    RECORD_FILE,
+    STAGES_FOLDER,
+    TRACE_FILE,
+    WEIGHTS_FILE,
+)
+from mixfluence.strategies import Stage
+from mixfluence.training.checkpoints import resumable_checkpoint, step_of, writing
+from mixfluence.training.trace import probing_cost, seconds_until
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a run.
+
+    Attributes:
+        train: The training sets, without rows that contain a test query.
+        dev: The dev rows that guide sampling.
+        selection: The dev tasks that select a checkpoint.
+        test: The test tasks.
+        overlaps: The rows that were dropped.
+    """
+
+    train: Mixture
+    dev: Mapping[str, RowSet]
+    selection: list[RetrievalSet]
+    test: Mapping[str, RetrievalSet]
+    overlaps: list[Overlap]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained stage: its trainer, seconds by part, and the cost of its probes."""
+
+    trainer: MixtureTrainer
+    seconds: dict[str, float]
+    probing: dict[str, float]
 
 
 def run(
@@ -56,63 +93,73 @@ def run(
     """Train and test as a recipe says.
 
     Args:
-        recipe: What to do.
-        resume: Go on with the run in the output folder, from its last checkpoint.
+        recipe: The recipe.
+        resume: Continue the run in the output folder from its last checkpoint.
         show_progress: Show the encoder's progress bars.
-        callbacks: Further callbacks of the host's trainer, such as a progress display.
+        callbacks: Further callbacks of the trainer, such as a progress display.
 
     Returns:
-        Scores of every test set. On several processes the first one tests and writes; the others get none.
+        Scores of every test set. With several processes the first one tests and writes; the others return nothing.
 
     Raises:
-        RecipeError: If the output folder holds another run, or the same one and `resume` is off; if the environment
-            or an argument of `training.host` lets no training start.
+        RecipeError: If the output folder holds another run, or the same one and `resume` is off; if training cannot
+            start with this environment or `training.trainer_args`.
     """
     folder = recipe.output
-    _refuse_taken_folder(folder, recipe, resume)
-    check_host(recipe)
+    _refuse_taken_folder(folder, recipe, resume=resume)
+    check_training_arguments(recipe)
     watch = Stopwatch()
-    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
-    logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
     with watch("data"):
-        tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
-        mixture, overlaps = _read_mixture(recipe, tasks)
-        guides = read_guides(recipe)
-    pool, shares = _divide(recipe, mixture, guides, watch)
-
-    def ready() -> None:
-        # Only now: a run that could not start must not stand in the way of its second try.
-        if PartialState().is_main_process:
-            write_text(folder / RECIPE_FILE, dump_recipe(recipe))
-            _list_dropped_rows(folder, overlaps)
-
-    *before, last = build_stages(recipe)
-    stages = {}
-    for stage in before:
-        stages[stage.name] = StageRun(recipe, stage, pool, callbacks or []).find_mixture(ready, resume=resume)
-        pool = replace(pool, found=stages[stage.name]["found"])
-    final = StageRun(recipe, last, pool, callbacks or [])
-    trainer = final.train(ready, resume=resume)
+        data = read_data(recipe)
+    pool, dataset_shares = _divide(recipe, data, watch)
+    *searches, final = recipe.strategy.stages(recipe)
+    records: dict[str, dict[str, Any]] = {}
+    for stage in searches:
+        if not (resume and (stage_folder(folder, stage.name) / RECORD_FILE).exists()):
+            logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
+            _record_stage(stage, _train(recipe, stage, pool, data, callbacks or [], resume=resume), folder)
+        records[stage.name] = _read_stage(stage_folder(folder, stage.name))
+        pool = replace(pool, found=records[stage.name]["found"])
+    trained = _train(recipe, final, pool, data, callbacks or [], resume=resume)
+    trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
-    write_weights(folder / WEIGHTS_FILE, shares(trainer.outcome() or trainer.probabilities()))
-    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
+    write_weights(folder / WEIGHTS_FILE, dataset_shares(trainer.outcome() or trainer.probabilities()))
     with watch("evaluate"):
-        look_at_dev(trainer.model, guides, prompts, folder / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
-        scores = evaluate_tasks(trainer.model, tasks, recipe, folder / EVAL_FOLDER, show_progress=show_progress)
-        if recipe.evaluation.bm25:
-            evaluate_bm25(tasks, folder / "eval-bm25")
-    seconds = watch.seconds | final.watch.seconds
-    seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in stages.items()}
+        scores = _test(recipe, trainer.model, data, show_progress=show_progress)
     facts = {
-        "notes": reading_notes(mixture, guides, tasks),
-        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in overlaps},
-        "probing": {name: final.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
-        "stages": stages,
-        "tests": {name: _describe_task(task) for name, task in tasks.items()},
+        "notes": reading_notes(data.train, data.dev, data.test),
+        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
+        "probing": {name: trained.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
+        "stages": records,
+        "tests": {name: _describe_task(task) for name, task in data.test.items()},
     }
+    seconds = watch.seconds | trained.seconds
+    seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
     _write_record(folder, recipe, trainer, facts, seconds, scores)
     return scores
+
+
+def read_data(recipe: Recipe) -> Data:
+    """Read training, dev and test data, and drop training rows that contain a test query."""
+    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
+    logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
+    test = {name: read_task(name, source) for name, source in recipe.test.items()}
+    train = Mixture({name: read_rows(source) for name, source in recipe.train.items()})
+    train, overlaps = without_overlap(train, {name: task.queries for name, task in test.items()}, recipe.overlap)
+    dev = {name: read_rows(source) for name, source in recipe.dev.items()}
+    for note in (note for rows in (*train.values(), *dev.values()) for note in rows.notes):
+        logger.warning("%s", note)
+    for overlap in overlaps:
+        logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
+    selection = []
+    if recipe.selection:
+        selection = [read_task(name, source) for name, source in recipe.dev.items()]
+        if recipe.selection.dev == "halves":
+            dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
+            selection = [selecting_half(task) for task in selection]
+        selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
+    return Data(train, dev, selection, test, overlaps)
 
 
 def evaluate_tasks(
@@ -144,31 +191,96 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     return scores
 
 
-def _refuse_taken_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
-    """Make sure that the output can be written and holds no run, or this one if it is to be resumed."""
+def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Make sure that the output can be written and holds no started run, or this one if it is resumed."""
     path = folder / RECIPE_FILE
-    if path.exists():
-        if not resume:
-            raise RecipeError(f"{folder}: holds a run already; resume it with --resume or choose another output")
-        if load_recipe(path, files_may_be_missing=True) != recipe:
-            raise RecipeError(f"{path}: the run was started with another recipe, which cannot be changed midway")
-        if (folder / RECORD_FILE).exists():
-            raise RecipeError(f"{folder}: the run is finished, nothing to resume")
+    if resume and path.exists() and load_recipe(path, files_may_be_missing=True) != recipe:
+        raise RecipeError(f"{path}: the run was started with another recipe, which cannot be changed midway")
+    if resume and (folder / RECORD_FILE).exists():
+        raise RecipeError(f"{folder}: the run is finished, nothing to resume")
+    # A recipe alone is left by a run that could not start, which may be tried again.
+    if not resume and any((folder / name).exists() for name in (TRACE_FILE, STAGES_FOLDER, RECORD_FILE)):
+        raise RecipeError(f"{folder}: already holds a run; resume it with --resume or choose another output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecipeError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
-def _read_mixture(recipe: Recipe, tasks: Mapping[str, RetrievalSet]) -> tuple[Mixture, list[Overlap]]:
-    mixture = Mixture({name: read_rows(source) for name, source in recipe.train.items()})
-    queries = {name: task.queries for name, task in tasks.items()}
-    mixture, overlaps = without_overlap(mixture, queries, recipe.overlap)
-    for note in (note for rows in mixture.values() for note in rows.notes):
-        logger.warning("%s", note)
-    for overlap in overlaps:
-        logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
-    return mixture, overlaps
+def _divide(
+    recipe: Recipe, data: Data, watch: Stopwatch
+) -> tuple[Pool, Callable[[Mapping[str, float]], dict[str, float]]]:
+    """Return what to sample from, and a function from its probabilities to shares of the datasets."""
+    strategy = recipe.strategy
+    pool = Pool(data.train, {name: name for name in data.train}, data.dev, data.selection)
+    if not strategy.clusters:
+        return pool, dict
+    processes = PartialState()
+    with watch("cluster"), processes.main_process_first():
+        least_rows = recipe.training.batch_size * processes.num_processes
+        found = strategy.divide(data.train, data.dev, least_rows=least_rows, seed=recipe.seed)
+    # A cluster of several datasets has their common prompts; the recipe was checked for that.
+    sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
+    return replace(pool, mixture=found.mixture, sources=sources, found=found.weights), found.shares
+
+
+def _train(
+    recipe: Recipe, stage: Stage, pool: Pool, data: Data, callbacks: list[TrainerCallback], *, resume: bool
+) -> Trained:
+    """Train a stage to its end and save its model."""
+    folder, watch = stage_folder(recipe.output, stage.name), Stopwatch()
+    trainer = build_trainer(recipe, stage, pool, callbacks)
+    with watch("tokenise"):
+        _ = trainer.tokenised
+    checkpoint = resumable_checkpoint(trainer.args) if resume else None
+    trace = folder / TRACE_FILE
+    if checkpoint and trace.exists():
+        watch.seconds["train"] = seconds_until(trace, step_of(checkpoint))
+    if trainer.is_world_process_zero():
+        write_text(recipe.output / RECIPE_FILE, dump_recipe(recipe))
+        _list_dropped_rows(recipe.output, data.overlaps)
+    with watch("train"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    probing = probing_cost(trace)
+    watch.seconds["probe"] = probing["seconds"]
+    watch.seconds["train"] -= probing["seconds"]
+    if probing["rounds"]:
+        logger.info(
+            "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
+        )
+    with writing(folder / MODEL_FOLDER):
+        trainer.save_model(str(folder / MODEL_FOLDER))
+    if trainer.is_world_process_zero():
+        # A pickle that nobody should have to load: recipe.yaml has the same settings.
+        (folder / MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
+    return Trained(trainer, watch.seconds, probing)
+
+
+def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
+    """Write the mixture that a stage has found and its cost."""
+    folder, trainer = stage_folder(output, stage.name), trained.trainer
+    if trainer.is_world_process_zero():
+        write_weights(folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds}
+        write_text(folder / RECORD_FILE, json.dumps(facts, indent=1) + "\n")
+    # The other processes read what the first has written.
+    trainer.accelerator.wait_for_everyone()
+
+
+def _read_stage(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    return record | {"found": read_weights(folder / WEIGHTS_FILE)}
+
+
+def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
+    """Write the results of dev queries and score the test sets."""
+    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
+    look_at_dev(model, data.dev, prompts, recipe.output / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
+    scores = evaluate_tasks(model, data.test, recipe, recipe.output / EVAL_FOLDER, show_progress=show_progress)
+    if recipe.evaluation.bm25:
+        evaluate_bm25(data.test, recipe.output / "eval-bm25")
+    return scores
 
 
 def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
@@ -179,29 +291,6 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
     ]
     if lines:
         write_text(folder / OVERLAP_FILE, "".join(lines))
-
-
-def _divide(
-    recipe: Recipe, mixture: Mixture, guides: Mapping[str, RowSet], watch: Stopwatch
-) -> tuple[Pool, Callable[[Mapping[str, float]], dict[str, float]]]:
-    """Return what to draw from, and how probabilities of it become shares of the datasets."""
-    section = recipe.strategy
-    if not isinstance(section, CrispSection):
-        return Pool(mixture, {name: name for name in mixture}, guides), dict
-    logger.info("%s: clustering %d rows", recipe.name, sum(mixture.sizes.values()))
-    processes = PartialState()
-    with watch("cluster"), processes.main_process_first():
-        found = partition(
-            mixture,
-            guides,
-            load_encoder(section.encoder),
-            **section.model_dump(exclude={"name", "encoder", "max_epochs"}),
-            least_rows=recipe.training.batch_size * processes.num_processes,
-            seed=recipe.seed,
-        )
-    # Clusters of several datasets are of datasets with the same prompts; a recipe that has others was refused.
-    sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
-    return Pool(found.mixture, sources, guides, found.weights), found.shares
 
 
 def _describe_task(task: RetrievalSet) -> dict[str, Any]:

@@ -1,24 +1,18 @@
-"""What a recipe may say. Keys are strict: a misspelt one is an error that names the nearest valid key."""
+"""The schema of a recipe. Keys are strict: a misspelt one is an error that names the nearest valid key."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from mixfluence.config.samplers import CrispSection, StaticSection
 from mixfluence.config.sources import Source, check_defaults, fill_sources
-from mixfluence.config.strategy import Strategy
-from mixfluence.schema import LARGEST, Count, PathLike, Positive, Section
-
-# Samplers that cannot work without a dev set.
-GUIDED = {"inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"}
-# A short list of negatives is repeated to this length, so that nothing but memory would end a larger number.
-MOST_NEGATIVES = 10_000
+from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
+from mixfluence.strategies import STRATEGIES, Static, Strategy
 
 
 class ModelSection(Section):
-    """The encoder: `minilm` or `wordllama` from installed packages, a folder, or an id of the hub."""
+    """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id."""
 
     name: str
     pooling: Literal["cls", "mean"] | None = None
@@ -28,22 +22,32 @@ class ModelSection(Section):
     trust_remote_code: bool = False
 
 
-class TrainingSection(Section):
-    """Optimisation. `host` passes further arguments to the host's trainer by their own names.
+def _known_loss(value: Any) -> Any:
+    # The default is not looked up: the registry imports torch.
+    if value != "info-nce":
+        from mixfluence.training.losses import LOSSES
 
-    The loss `m3-kd` learns from a teacher's scores where rows have them, and is InfoNCE where they have none.
-    `packing` and `compiled` make a GPU faster; see `MixtureTrainer`.
+        if value not in LOSSES:
+            raise ValueError(f"expected one of {', '.join(LOSSES)}, found {value!r}")
+    return value
+
+
+class TrainingSection(Section):
+    """Optimisation. `trainer_args` are passed to the training arguments of sentence-transformers by their own names.
+
+    The loss `m3-kd` learns from a teacher's scores where rows have them, and is InfoNCE for all other rows.
+    `packing` and `compiled` make training on a GPU faster; see `MixtureTrainer`.
     """
 
     steps: Count
     batch_size: Count
-    loss: Literal["info-nce", "m3-kd"] = "info-nce"
+    loss: Annotated[str, BeforeValidator(_known_loss)] = "info-nce"
     learning_rate: Positive = 2e-5
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: WholeNumber = 0
     temperature: Positive = 0.02
-    weight_decay: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
+    weight_decay: NonNegative = 0.0
     gradient_accumulation: Count = 1
-    hard_negatives: Annotated[int, Field(ge=0, le=MOST_NEGATIVES)] | None = None
+    hard_negatives: WholeNumber | None = None
     mini_batch_size: Count | None = None
     cross_device_negatives: bool = True
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -51,14 +55,14 @@ class TrainingSection(Section):
     compiled: bool = False
     save_every: Count | None = None
     log_every: Count = 10
-    host: dict[str, Any] = Field(default_factory=dict)
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
 
 
 class SelectionSection(Section):
     """Which checkpoint is kept: the one with the best mean NDCG@10 on the dev sets.
 
-    With `dev: halves` every dev set is cut in two, one half to guide sampling and the other to select, for
-    every strategy alike. The corpus is sampled down to `corpus` passages, judged ones always included.
+    With `dev: halves` every dev set is split in two, one half to guide sampling and the other to select, for
+    every strategy alike. The corpus is sampled down to `corpus` passages, which include all judged ones.
     """
 
     every: Count
@@ -67,18 +71,24 @@ class SelectionSection(Section):
 
 
 class EvaluationSection(Section):
-    """How test sets are judged at the end."""
+    """How test sets are evaluated at the end."""
 
     batch_size: Count = 128
     bm25: bool = False
 
 
+def _static_unless_named(data: Any) -> Any:
+    if isinstance(data, str):
+        return {"name": data}
+    return {"name": "static", **data} if isinstance(data, dict) else data
+
+
 class Recipe(Section):
     """One run, from files to numbers.
 
-    `train`, `dev` and `test` are lists of names or mappings of name -> source. Keys of `defaults` hold for
-    every source that does not set them, `{name}` and `{format}` in a text stand for the source's, and the split is
-    that of the section unless said otherwise.
+    `train`, `dev` and `test` are lists of names or mappings of name -> source. Keys of `defaults` apply to every
+    source that does not set them, `{name}` and `{format}` in a text stand for the source's, and the split is that of
+    the section unless given.
     """
 
     name: str
@@ -88,7 +98,9 @@ class Recipe(Section):
     dev: dict[str, Source] = Field(default_factory=dict)
     test: dict[str, Source] = Field(default_factory=dict)
     overlap: Literal["drop", "refuse"] = "drop"
-    strategy: Strategy = StaticSection()
+    strategy: Annotated[SerializeAsAny[Strategy], registered(STRATEGIES), BeforeValidator(_static_unless_named)] = (
+        Field(default_factory=Static)
+    )
     training: TrainingSection
     selection: SelectionSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
@@ -108,39 +120,23 @@ class Recipe(Section):
         return {"output": f"runs/{data.get('name')}"} | data
 
     @model_validator(mode="after")
-    def _guided_by_dev(self) -> Self:
-        if self.strategy.name in GUIDED and not self.dev:
-            raise ValueError(f"strategy {self.strategy.name} needs at least one dev set to be guided by")
+    def _consistent(self) -> Self:
+        self.strategy.check(self)
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
                 raise ValueError(f"dev.{name}: its prompts differ from those of train.{name}")
+        if self.selection is not None:
+            self._check_selection(self.selection)
         return self
 
-    @model_validator(mode="after")
-    def _proxies_see_every_query(self) -> Self:
-        if self.strategy.name in {"doremi", "tdro"} and self.training.mini_batch_size is not None:
-            raise ValueError(f"training.mini_batch_size: the proxy of {self.strategy.name} needs every query's loss")
-        return self
-
-    @model_validator(mode="after")
-    def _clusters_have_one_prompt(self) -> Self:
-        prompts = {(source.query_prompt, source.passage_prompt) for source in self.train.values()}
-        if isinstance(self.strategy, CrispSection) and self.strategy.per == "pool" and len(prompts) > 1:
-            raise ValueError("strategy.per: a cluster of the whole pool needs one prompt; use per: dataset")
-        return self
-
-    @model_validator(mode="after")
-    def _selection_has_dev(self) -> Self:
-        if self.selection is None:
-            return self
+    def _check_selection(self, selection: SelectionSection) -> None:
         if not self.dev:
-            raise ValueError("selection needs at least one dev set")
+            raise ValueError("selection: needs at least one dev set")
         if self.training.save_every is not None:
-            raise ValueError("training.save_every: leave it out, selection saves a checkpoint whenever it looks")
-        if self.training.steps % self.selection.every:
+            raise ValueError("training.save_every: leave it out, selection saves a checkpoint at every evaluation")
+        if self.training.steps % selection.every:
             raise ValueError(
-                f"selection.every ({self.selection.every}) must divide training.steps ({self.training.steps}), "
+                f"selection.every: {selection.every} must divide training.steps ({self.training.steps}), "
                 "or the last step would never be a candidate"
             )
-        return self

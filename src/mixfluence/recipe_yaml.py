@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from mixfluence.config.parts import BARE_VALUES
 from mixfluence.config.sources import FORMATS
-from mixfluence.config.strategy import RULES
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
 
+# Sections that a bare word may stand for: the key whose value it is.
+BARE_VALUES = {"strategy": "name", "rule": "name", "reptile": "rate"}
 RECIPES = Path(__file__).parent / "recipes"
 # Recipes are written by hand. A few lines of aliases of aliases would stand for billions of values.
 MOST_CHARACTERS, MOST_VALUES = 1_000_000, 100_000
@@ -217,7 +217,7 @@ def _validation_message(path: Path, tree: yaml.Node, error: ValidationError) -> 
         message = "this key is missing"
     elif first["type"].startswith("union_tag"):
         tag = first["ctx"]["discriminator"].strip("'")
-        known = first["ctx"].get("expected_tags", ", ".join(FORMATS if tag == "format" else RULES)).replace("'", "")
+        known = first["ctx"].get("expected_tags", ", ".join(FORMATS)).replace("'", "")
         keys.append(tag)
         found = first["input"].get(tag) if isinstance(first["input"], dict) else first["input"]
         message = f"expected one of {known}, found {_short(found)}"
@@ -232,7 +232,6 @@ def _validation_message(path: Path, tree: yaml.Node, error: ValidationError) -> 
 def _keys(place: Sequence[str | int]) -> list[str | int]:
     """Return a place as the recipe has it: pydantic puts the chosen format, strategy or rule into it."""
     added = {2} if place and place[0] in {"train", "dev", "test"} else set()
-    added |= {i + 1 for i, key in enumerate(place) if key == "strategy" or (key == "rule" and i + 1 < len(place))}
     return [key for i, key in enumerate(place) if i not in added]
 
 

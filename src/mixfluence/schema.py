@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
@@ -29,18 +29,25 @@ NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 
 
 class _SectionType(type(BaseModel)):  # type: ignore[misc]
-    """Turns pydantic's error into ours where a section is built in Python.
+    """Builds sections in Python code: takes positional arguments and turns pydantic's error into ours.
 
     Sections inside a recipe are built without this call: their errors are reported with file and line.
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
+        if args and "name" in cls.model_fields:
+            raise RecipeError(f"{cls.__name__}: takes keyword arguments only, such as {_example(cls)}")
         try:
-            return super().__call__(*args, **options)
+            return super().__call__(**dict(zip(cls.model_fields, args, strict=False)), **options)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, (cls.__name__, *first["loc"])))
             raise RecipeError(f"{place}: {error_message(first)}") from error
+
+
+def _example(section: type[BaseModel]) -> str:
+    field = next((name for name in section.model_fields if name not in {"name", "max_epochs"}), "name")
+    return f"{section.__name__}({field}=...)"
 
 
 class Section(BaseModel, metaclass=_SectionType):
@@ -57,6 +64,25 @@ class Section(BaseModel, metaclass=_SectionType):
             if key not in cls.model_fields:
                 raise ValueError(unknown_key(key, cls.model_fields))
         return data
+
+
+def registered(registry: Mapping[str, type[Section]], key: str = "name") -> BeforeValidator:
+    """Build the section that a mapping's `key` names in a registry; a bare word stands for a mapping of `key` alone.
+
+    The registry is consulted whenever a recipe is read, so that classes can be added to it at any time.
+    """
+
+    def build(data: Any, info: ValidationInfo) -> Any:
+        if isinstance(data, str):
+            data = {key: data}
+        if not isinstance(data, dict):
+            return data
+        chosen = registry.get(data.get(key)) if isinstance(data.get(key), str) else None
+        if chosen is None:
+            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {short(data.get(key))}")
+        return chosen.model_validate(data, context=info.context)
+
+    return BeforeValidator(build)
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from mixfluence.assembly import read_rows, read_task
+
 from mixfluence.config.sources import BeirSource, MldrSource, PairsSource, PublishedSection
 from mixfluence.errors import RecipeError
 

@@ -35,7 +35,13 @@ from tests.training.test_inf_dds import EVERY_STEP, updates
 
 MakeModel = Callable[[], SentenceTransformer]
 SIZES = {"a": 1, "b": 10, "c": 10**9}
-RULES: list[Rule] = [PolicyGradient(1.0), PolicyGradient(1.0, "sgd"), Mirror(), Matching(), Anchored()]
+RULES: list[Rule] = [
+    PolicyGradient(step=1.0),
+    PolicyGradient(step=1.0, optimizer="sgd"),
+    Mirror(),
+    Matching(),
+    Anchored(),
+]
 GUIDED: dict[str, Callable[[], Strategy]] = {
     **{f"inf-dds {type(rule).__name__} {n}": partial(InfDDS, rule=rule) for n, rule in enumerate(RULES)},
     "inf-dds, trusting": lambda: InfDDS(shrink=False, gate=False),
@@ -137,7 +143,7 @@ def trained(model: SentenceTransformer, folder: Path, **options: Any) -> Mixture
 @pytest.mark.parametrize("datasets", [1, 2, 200])
 def test_any_number_of_datasets_can_be_probed(datasets: int, make_static: MakeModel, tmp_path: Path) -> None:
     many = {f"d{number}": rows(number, 5) for number in range(datasets)}
-    strategy = InfDDS(UNIFORM, inner_steps=1, **EVERY_STEP)
+    strategy = InfDDS(init=UNIFORM, inner_steps=1, **EVERY_STEP)
     trainer = trained(make_static(), tmp_path, train_dataset=many, dev_dataset={"dev": rows(3, 8)}, strategy=strategy)
     assert sum(trainer.probabilities().values()) == pytest.approx(1)
     assert [len(line["update"]["on_targets"]["dev"]) for line in updates(trainer)] == [datasets] * 2
@@ -146,7 +152,9 @@ def test_any_number_of_datasets_can_be_probed(datasets: int, make_static: MakeMo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [Static(), InfDDS(UNIFORM, **EVERY_STEP), MultiDDS(UNIFORM, **EVERY_STEP)])
+@pytest.mark.parametrize(
+    "strategy", [Static(), InfDDS(init=UNIFORM, **EVERY_STEP), MultiDDS(init=UNIFORM, **EVERY_STEP)]
+)
 def test_a_dataset_of_one_row_is_drawn_and_measured(
     strategy: Strategy, make_static: MakeModel, tmp_path: Path
 ) -> None:
@@ -162,7 +170,7 @@ def test_without_a_dev_set_training_needs_none(make_static: MakeModel, tmp_path:
 
 @pytest.mark.slow
 def test_a_dev_set_of_two_rows_is_enough(make_static: MakeModel, tmp_path: Path) -> None:
-    strategy = InfDDS(UNIFORM, **EVERY_STEP)
+    strategy = InfDDS(init=UNIFORM, **EVERY_STEP)
     trainer = trained(make_static(), tmp_path, dev_dataset={"dev": rows(0, 2)}, strategy=strategy)
     assert [line["update"]["rows"] for line in updates(trainer)] == [{"dev": 2}] * 2
 
@@ -174,7 +182,7 @@ def constant(value: float) -> Metric:
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [0.5, math.nan, math.inf])
 def test_a_dev_metric_that_says_nothing_moves_nothing(value: float, make_static: MakeModel, tmp_path: Path) -> None:
-    strategy = InfDDS(UNIFORM, probe=Probe(metric=constant(value)), **EVERY_STEP)
+    strategy = InfDDS(init=UNIFORM, probe=Probe(metric=constant(value)), **EVERY_STEP)
     trainer = trained(make_static(), tmp_path, dev_dataset={"dev": pool()["near"]}, strategy=strategy)
     assert trainer.probabilities() == pytest.approx({"near": 0.5, "far": 0.5})
     failed = [] if math.isfinite(value) else ["near", "far"]

@@ -265,7 +265,7 @@ def test_a_backward_pass_that_fails_leaves_no_gradient(
 
 
 @either_state
-@pytest.mark.parametrize("reptile", [None, Reptile(1.0)], ids=["plain", "reptile"])
+@pytest.mark.parametrize("reptile", [None, Reptile(rate=1.0)], ids=["plain", "reptile"])
 def test_without_steps_influence_is_exactly_zero(learner: SmallLearner, state: State, reptile: Reptile | None) -> None:
     before = everything(learner)
     influences = measure(learner, steps=0, state=state, reptile=reptile)
@@ -331,7 +331,7 @@ def test_training_on_the_dev_rows_helps_and_on_mismatched_ones_harms(static: Sma
 
 
 @either_state
-@pytest.mark.parametrize("reptile", [None, Reptile(1.0)], ids=["plain", "reptile"])
+@pytest.mark.parametrize("reptile", [None, Reptile(rate=1.0)], ids=["plain", "reptile"])
 def test_a_probe_that_goes_to_nan_is_contained(
     make_static: Callable[[], SentenceTransformer], state: State, reptile: Reptile | None
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_probe_that_breaks_what_no_metric_reads_has_failed_too(
 def test_a_model_that_is_nan_already_gives_no_influence(static: SmallLearner) -> None:
     with torch.no_grad():
         next(static.model.parameters()).fill_(torch.nan)
-    influences = measure(static, reptile=Reptile(1.0))
+    influences = measure(static, reptile=Reptile(rate=1.0))
     assert influences.probed.tolist() == []
     assert influences.failed.tolist() == [0, 1, 2]
 
@@ -446,7 +446,7 @@ def test_reptile_favours_the_better_probes_by_the_spread_of_the_round_before(sta
     moves = [moved_by(static, dataset)[0] for dataset in range(3)]
     start = next(static.model.parameters()).detach().clone()
     gains = measure(static).combine("mean")[0]
-    prober = Prober(static, Probe(), info_nce_metric(), Reptile(1.0))
+    prober = Prober(static, Probe(), info_nce_metric(), Reptile(rate=1.0))
     prober.measure([0, 1, 2], batches(model), dev_batches(model), seed=5, spread=gains.std())
     shares = torch.tensor(gains / gains.std()).softmax(0).float()
     assert shares.max() > 0.4

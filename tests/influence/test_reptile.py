@@ -157,15 +157,15 @@ def test_one_copy_of_the_parameters_is_kept(probes: int) -> None:
 
 def test_the_part_of_the_way_follows_the_schedule_or_is_given() -> None:
     assert Reptile().alpha(5e-6, 0.25) == 0.25
-    assert Reptile("relative").alpha(2e-5, 1) == 1
-    assert Reptile("literal").alpha(5e-6, 0.25) == 5e-6
-    assert Reptile(0.3).alpha(5e-6, 0.25) == 0.3
+    assert Reptile(rate="relative").alpha(2e-5, 1) == 1
+    assert Reptile(rate="literal").alpha(5e-6, 0.25) == 5e-6
+    assert Reptile(rate=0.3).alpha(5e-6, 0.25) == 0.3
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, math.nan])
 def test_a_constant_that_leads_nowhere_is_refused(rate: float) -> None:
     with pytest.raises(RecipeError, match="rate of Reptile must be above 0"):
-        Reptile(rate)
+        Reptile(rate=rate)
 
 
 def test_the_literal_rate_moves_no_weight_by_more_than_rounding() -> None:
@@ -179,7 +179,7 @@ def test_the_literal_rate_moves_no_weight_by_more_than_rounding() -> None:
         displacement = Displacement(weights, weights, "softmax", math.inf)
         displacement.add([moved[0].clone()], torch.tensor(0.1))
         after = [weights[0].clone()]
-        displacement.apply(after, Reptile(name).alpha(rate, 1.0))
+        displacement.apply(after, Reptile(rate=name).alpha(rate, 1.0))
         ways[name] = (after[0] - weights[0]).abs().max().item()
     assert ways["literal"] < 1e-8
     assert ways["relative"] == pytest.approx(3 * rate, rel=0.01)

@@ -252,7 +252,7 @@ class World:
 
 
 def started(*, careful: bool = True) -> InfDDS:
-    strategy = InfDDS(UNIFORM, shrink=careful, gate=careful)
+    strategy = InfDDS(init=UNIFORM, shrink=careful, gate=careful)
     strategy.start(SIZES)
     return strategy
 

@@ -77,7 +77,7 @@ def test_the_order_of_datasets_does_not_matter(order: list[str], tau: float) -> 
 
 @pytest.mark.parametrize("tau", [0, -1, math.nan])
 def test_a_temperature_that_is_not_positive_is_refused(tau: float) -> None:
-    with pytest.raises(RecipeError, match="temperature must be above 0"):
+    with pytest.raises(RecipeError, match="temperature"):
         Temperature(tau)
 
 
@@ -103,9 +103,9 @@ def test_weights_for_other_datasets_are_refused_by_name(weights: dict[str, float
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"a": -1, "b": 1}, "'a' must be a number of at least 0"),
-        ({"a": 1, "b": math.nan}, "'b' must be"),
-        ({"a": math.inf}, "'a' must be"),
+        ({"a": -1, "b": 1}, "weights.a"),
+        ({"a": 1, "b": math.nan}, "weights.b"),
+        ({"a": math.inf}, "weights.a"),
         ({"a": 0, "b": 0}, "at least one weight must be above 0"),
         ({}, "at least one weight must be above 0"),
     ],
@@ -164,9 +164,9 @@ def test_static_gives_its_distribution_and_keeps_no_state() -> None:
 
 
 def test_static_lifts_to_its_floor_and_refuses_a_limit_of_no_epoch() -> None:
-    strategy = Static(Weights({"a": 0, "b": 1}), floor=0.1, max_epochs=2)
+    strategy = Static(init=Weights({"a": 0, "b": 1}), floor=0.1, max_epochs=2)
     strategy.start({"a": 5, "b": 5})
     assert strategy.weights() == pytest.approx([0.1, 0.9])
     assert strategy.max_epochs == 2
-    with pytest.raises(RecipeError, match="max_epochs must be above 0"):
+    with pytest.raises(RecipeError, match="max_epochs"):
         Static(max_epochs=0)

@@ -60,7 +60,7 @@ MakeRule = Callable[[], Rule]
 START = Temperature(1.0).logits(SIZES)
 
 every_rule = pytest.mark.parametrize(
-    "make", [*RULES.values(), lambda: PolicyGradient(0.5, "sgd")], ids=[*RULES, "gradient-sgd"]
+    "make", [*RULES.values(), lambda: PolicyGradient(step=0.5, optimizer="sgd")], ids=[*RULES, "gradient-sgd"]
 )
 # Multiples of a power of two, which add up without rounding.
 influence = st.integers(-2048, 2048).map(lambda number: number / 1024)
@@ -297,7 +297,7 @@ def test_a_dataset_too_unlikely_for_a_float_is_a_candidate_as_long_as_its_logit_
 
 def test_without_logits_candidates_are_all_that_may_be_drawn() -> None:
     for floor, expected in (0.0, [0, 1, 3, 4, 5, 6]), (0.01, list(range(7))):
-        strategy = Static(without("nq"), floor=floor)
+        strategy = Static(init=without("nq"), floor=floor)
         strategy.start(SIZES)
         assert strategy.candidates().tolist() == expected
 
@@ -336,7 +336,7 @@ def test_the_gradient_is_that_of_the_expected_influence(
     small = 1e-5
     nudges = small * np.eye(6)
     numerical = [(expected_influence(logits + n) - expected_influence(logits - n)) / (2 * small) for n in nudges]
-    moved = follow(PolicyGradient(step, "sgd"), [reward(values[probed], probed)], logits)
+    moved = follow(PolicyGradient(step=step, optimizer="sgd"), [reward(values[probed], probed)], logits)
     assert (moved - logits) / step == pytest.approx(np.array(numerical), abs=1e-8)
     shares = softmax(logits[probed])
     closed = shares * (values[probed] - shares @ values[probed])
@@ -354,18 +354,18 @@ def test_gradient_and_mirror_take_of_each_contrast_what_is_believed(
     assume(np.ptp(values) > 0)
     round_ = reward(values, gate=gate, trust=trust)
     believed, shares = gate * trust * (values - values.mean()), softmax(START)
-    moved = follow(PolicyGradient(2.0, "sgd"), [round_]) - START
+    moved = follow(PolicyGradient(step=2.0, optimizer="sgd"), [round_]) - START
     assert moved == pytest.approx(2.0 * shares * (believed - shares @ believed), abs=1e-12)
-    moved = follow(Mirror(0.3), [round_]) - START
-    whole = follow(Mirror(0.3), [reward(values)]) - START
+    moved = follow(Mirror(step=0.3), [round_]) - START
+    whole = follow(Mirror(step=0.3), [reward(values)]) - START
     assert moved == pytest.approx(gate * trust * whole, abs=1e-12)
 
 
 def full_and_averaged(values: Vector, start: Vector, size: int) -> tuple[Vector, Vector]:
     """Return the gradient over all datasets, and the mean of those over all subsets of a size."""
     subsets = [list(subset) for subset in combinations(range(len(values)), size)]
-    moves = [follow(PolicyGradient(1.0, "sgd"), [reward(values[s], s)], start) - start for s in subsets]
-    return follow(PolicyGradient(1.0, "sgd"), [reward(values)], start) - start, np.mean(moves, axis=0)
+    moves = [follow(PolicyGradient(step=1.0, optimizer="sgd"), [reward(values[s], s)], start) - start for s in subsets]
+    return follow(PolicyGradient(step=1.0, optimizer="sgd"), [reward(values)], start) - start, np.mean(moves, axis=0)
 
 
 @fewer
@@ -385,7 +385,7 @@ def test_subsets_lead_uphill_where_probabilities_are_those_of_the_sizes(values: 
 
 
 def test_adam_is_torchs() -> None:
-    rule, logits = PolicyGradient(0.1), START
+    rule, logits = PolicyGradient(step=0.1), START
     rule.start(START)
     theirs = torch.tensor(START, requires_grad=True)
     optimizer = torch.optim.Adam([theirs], lr=0.1, betas=(0.9, 0.999), eps=1e-12, maximize=True)
@@ -406,28 +406,28 @@ def test_adam_counts_the_rounds_of_each_dataset_for_itself() -> None:
     follow(rule, [often, often, seldom, often])
     assert rule.state_dict()["count"] == [3, 3, 3, 0, 0, 1, 1]
     # A first step is the whole step, however late it comes.
-    moved = follow(PolicyGradient(0.02), [often] * 9 + [seldom]) - START
+    moved = follow(PolicyGradient(step=0.02), [often] * 9 + [seldom]) - START
     assert np.abs(moved[5:]) == pytest.approx([0.02, 0.02])
 
 
 @given(values=seven, unit=st.floats(1e-6, 1e6))
 def test_mirror_adds_standard_deviations_whatever_the_unit(values: Vector, unit: float) -> None:
     assume(np.ptp(values) > 0)
-    moved = follow(Mirror(0.3), [reward(values * unit)]) - START
+    moved = follow(Mirror(step=0.3), [reward(values * unit)]) - START
     assert moved == pytest.approx(0.3 * np.clip((values - values.mean()) / values.std(), -2, 2), abs=1e-9)
-    assert follow(Mirror(0.3), [reward(values)] * 4) - START == pytest.approx(4 * moved, abs=1e-9)
+    assert follow(Mirror(step=0.3), [reward(values)] * 4) - START == pytest.approx(4 * moved, abs=1e-9)
 
 
 def test_a_single_outlier_counts_for_two_standard_deviations_at_most() -> None:
     values = [0.0] * 6 + [1e6]
-    assert (follow(Mirror(0.5), [reward(values)]) - START)[6] == pytest.approx(1.0)
-    assert (follow(Anchored(3.0), [reward(values)]) - START)[6] == pytest.approx(6.0 / 1.25)
+    assert (follow(Mirror(step=0.5), [reward(values)]) - START)[6] == pytest.approx(1.0)
+    assert (follow(Anchored(reach=3.0), [reward(values)]) - START)[6] == pytest.approx(6.0 / 1.25)
 
 
 @given(values=seven, probed=st.sets(st.integers(0, 6), min_size=2).map(sorted), step=st.floats(0.01, 0.99))
 def test_matching_keeps_the_mass_of_what_was_probed(values: Vector, probed: list[int], step: float) -> None:
     rounds = [reward(values[probed], probed, gate=gate, trust=trust) for gate, trust in [(1, 1), (0.3, 1), (0.4, 0.5)]]
-    moved = softmax(follow(Matching(step), rounds))
+    moved = softmax(follow(Matching(step=step), rounds))
     assert moved[probed].sum() == pytest.approx(softmax(START)[probed].sum(), rel=1e-9)
 
 
@@ -436,20 +436,20 @@ def test_matching_keeps_the_mass_of_what_was_probed(values: Vector, probed: list
 def test_matching_goes_as_far_as_it_believes(values: Vector, trust: Vector, gate: float, step: float) -> None:
     positive = np.maximum(trust * (values - values.mean()), 0)
     assume(np.ptp(values) > 0 and positive.sum() > 1e-9)
-    moved = softmax(follow(Matching(step), [reward(values, gate=gate, trust=trust)]))
+    moved = softmax(follow(Matching(step=step), [reward(values, gate=gate, trust=trust)]))
     far = step * gate * trust.mean()
     assert moved == pytest.approx((1 - far) * softmax(START) + far * positive / positive.sum(), abs=1e-9)
 
 
 def test_matching_moves_probabilities_that_are_too_small_for_a_float() -> None:
     start = np.array([0.0, -1.0, -800.0, -900.0])
-    moved = follow(Matching(0.1), [reward([1.0, 0.0, 0.0, 0.0])], start)
+    moved = follow(Matching(step=0.1), [reward([1.0, 0.0, 0.0, 0.0])], start)
     assert moved[1:] == pytest.approx(start[1:] + math.log(0.9), rel=1e-12)
-    found = follow(Matching(0.1), [reward([0.0, 0.0, 1.0, 0.0])], start)
+    found = follow(Matching(step=0.1), [reward([0.0, 0.0, 1.0, 0.0])], start)
     assert softmax(found)[2] == pytest.approx(0.1)
     assert found[3] == pytest.approx(-900 + math.log(0.9), rel=1e-12)
     # Also where all that was probed is as unlikely: they share what they have.
-    among = follow(Matching(0.1), [reward([0.0, 1.0], [2, 3])], start)
+    among = follow(Matching(step=0.1), [reward([0.0, 1.0], [2, 3])], start)
     assert among[2] == pytest.approx(-800 + math.log(0.9), rel=1e-12)
     assert among[3] == pytest.approx(-800 + math.log(0.1), rel=1e-12)
     assert among[:2].tolist() == [0.0, -1.0]
@@ -462,12 +462,12 @@ def test_matching_ends_at_the_shares_of_the_positive_rewards_and_stays(values: V
     round_ = reward(values[probed], probed)
     positive = np.maximum(values[probed] - values[probed].mean(), 0)
     mass = softmax(START)[probed].sum()
-    end = softmax(follow(Matching(0.2), [round_] * 120))
+    end = softmax(follow(Matching(step=0.2), [round_] * 120))
     assert end[probed] == pytest.approx(mass * positive / positive.sum(), abs=1e-9)
-    at_once = follow(Matching(1 - 1e-10), [round_])
+    at_once = follow(Matching(step=1 - 1e-10), [round_])
     assert softmax(at_once)[probed] == pytest.approx(mass * positive / positive.sum(), abs=1e-9)
     assert np.isfinite(at_once).all(), "nothing is given up for good"
-    assert softmax(follow(Matching(0.5), [round_], at_once)) == pytest.approx(softmax(at_once), abs=1e-9)
+    assert softmax(follow(Matching(step=0.5), [round_], at_once)) == pytest.approx(softmax(at_once), abs=1e-9)
 
 
 @given(
@@ -481,7 +481,7 @@ def test_anchored_is_at_what_does_not_change_up_to_a_quarter_of_a_round_for_the_
     for rounds in (1, 5):
         weight = trust * sum(memory ** (trust * age) for age in range(rounds))
         expected = START + reach * gate * standardised * weight / (0.25 + weight)
-        found = follow(Anchored(reach, memory), [reward(values, gate=gate, trust=trust)] * rounds)
+        found = follow(Anchored(reach=reach, memory=memory), [reward(values, gate=gate, trust=trust)] * rounds)
         assert found == pytest.approx(expected, abs=1e-9)
 
 
@@ -498,7 +498,7 @@ def test_anchored_is_at_the_mean_of_its_rounds_by_trust_and_age(
     # The gate of the last round is that of all.
     *before, (values, trust) = rounds
     rewards = [*(reward(values, trust=trust) for values, trust in before), reward(values, gate=gate, trust=trust)]
-    found = follow(Anchored(1.5, memory), rewards)
+    found = follow(Anchored(reach=1.5, memory=memory), rewards)
     trusts = np.array([trust for _, trust in rounds])
     later = trusts[::-1].cumsum(axis=0)[::-1] - trusts
     weights = memory**later * trusts
@@ -522,7 +522,7 @@ def test_anchored_never_leaves_its_reach(
         for values, trust, gate in rounds
         for one in (reward(values), reward(values[probed], probed, gate=gate, trust=trust[probed]))
     ]
-    moved = follow(Anchored(reach, memory), rewards)
+    moved = follow(Anchored(reach=reach, memory=memory), rewards)
     assert np.abs(moved - START).max() <= 2 * reach + 1e-9
 
 
@@ -562,12 +562,12 @@ def test_only_mirror_and_the_gradient_end_on_a_single_dataset() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PolicyGradient(0), "step must be above 0"),
-        (lambda: Mirror(-1), "step must be above 0"),
-        (lambda: Matching(0), "step must lie between 0 and 1"),
-        (lambda: Matching(1), "step must lie between 0 and 1"),
-        (lambda: Anchored(math.nan), "reach must be above 0"),
-        (lambda: Anchored(memory=1), "memory must be at least 0 and below 1"),
+        (lambda: PolicyGradient(step=0), "step"),
+        (lambda: Mirror(step=-1), "step"),
+        (lambda: Matching(step=0), "step"),
+        (lambda: Matching(step=1), "step"),
+        (lambda: Anchored(reach=math.nan), "reach"),
+        (lambda: Anchored(memory=1), "memory"),
     ],
 )
 def test_impossible_settings_are_refused(make: MakeRule, message: str) -> None:
@@ -578,5 +578,5 @@ def test_impossible_settings_are_refused(make: MakeRule, message: str) -> None:
 @pytest.mark.parametrize("max_epochs", [0, -1, math.nan])
 def test_a_limit_that_lets_no_row_be_drawn_is_refused(max_epochs: float) -> None:
     for strategy in (InfDDS, Static):
-        with pytest.raises(RecipeError, match="max_epochs must be above 0"):
+        with pytest.raises(RecipeError, match="max_epochs"):
             strategy(max_epochs=max_epochs)

@@ -2,14 +2,17 @@
 
 - Target-only draws what is named like a target and gives everything else exactly nothing.
 - Several targets share by size, by weights, or evenly; a target without rows of its own is passed over.
-- A replay is the static mixture of the weights it is given, under its own name.
+- A replay is the static mixture of the weights of another run, under its own name.
 - What cannot be drawn is refused in one line that names targets and pool.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mixfluence.data.weights import write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Temperature, Weights
 from mixfluence.strategies.replay import Replay
@@ -25,39 +28,40 @@ def started(strategy: TargetOnly) -> TargetOnly:
 
 
 def test_a_single_target_gets_everything() -> None:
-    strategy = started(TargetOnly(["b"], max_epochs=3))
+    strategy = started(TargetOnly(targets=["b"], max_epochs=3))
     assert strategy.weights().tolist() == strategy.weights(0.9).tolist() == [0.0, 1.0, 0.0]
     assert strategy.max_epochs == 3
     assert strategy.state_dict() == {}
-    assert strategy.probe is None
+    assert strategy.probing is None
 
 
 def test_several_targets_share_as_the_start_says() -> None:
-    assert started(TargetOnly(["c", "a"])).weights().tolist() == [0.5, 0.0, 0.5]
-    assert started(TargetOnly(["a", "b"], Temperature(1.0))).weights() == pytest.approx([0.25, 0.75, 0])
-    weighted = started(TargetOnly(["a", "b", "c"], Weights({"a": 1, "b": 0, "c": 3})))
+    assert started(TargetOnly(targets=["c", "a"])).weights().tolist() == [0.5, 0.0, 0.5]
+    assert started(TargetOnly(targets=["a", "b"], init=Temperature(1.0))).weights() == pytest.approx([0.25, 0.75, 0])
+    weighted = started(TargetOnly(targets=["a", "b", "c"], init=Weights({"a": 1, "b": 0, "c": 3})))
     assert weighted.weights() == pytest.approx([0.25, 0, 0.75])
-    assert started(TargetOnly(["a", "b"], Temperature(1.0))).weights()[2] == 0.0
+    assert started(TargetOnly(targets=["a", "b"], init=Temperature(1.0))).weights()[2] == 0.0
 
 
 def test_a_target_without_rows_of_its_own_is_passed_over() -> None:
-    assert started(TargetOnly(["elsewhere", "b"])).weights().tolist() == [0.0, 1.0, 0.0]
+    assert started(TargetOnly(targets=["elsewhere", "b"])).weights().tolist() == [0.0, 1.0, 0.0]
 
 
 def test_targets_without_any_rows_of_their_own_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"the targets are x, y, the training datasets a, b, c$"):
-        started(TargetOnly(["x", "y"]))
+        started(TargetOnly(targets=["x", "y"]))
     with pytest.raises(RecipeError, match=r"the targets are none, the training datasets a, b, c$"):
-        started(TargetOnly([]))
-    with pytest.raises(RecipeError, match=r"init gives a weight of 0 to all that may be drawn: a$"):
-        started(TargetOnly(["a"], Weights({"a": 0, "b": 1, "c": 1})))
-    with pytest.raises(RecipeError, match="max_epochs must be above 0"):
-        TargetOnly(["a"], max_epochs=0)
+        started(TargetOnly(targets=[]))
+    with pytest.raises(RecipeError, match=r"^init.* a$"):
+        started(TargetOnly(targets=["a"], init=Weights({"a": 0, "b": 1, "c": 1})))
+    with pytest.raises(RecipeError, match="max_epochs"):
+        TargetOnly(targets=["a"], max_epochs=0)
 
 
-def test_a_replay_is_the_static_mixture_of_the_weights_it_is_given() -> None:
+def test_a_replay_is_the_static_mixture_of_a_run(tmp_path: Path) -> None:
     weights = {"c": 0.5, "a": 0.3, "b": 0.2}
-    replay, static = Replay(weights, max_epochs=2), Static(Weights(weights))
+    write_weights(tmp_path / "weights.json", weights)
+    replay, static = Replay(run=tmp_path, which="final", max_epochs=2), Static(init=Weights(weights))
     for strategy in (replay, static):
         strategy.start(SIZES)
     assert replay.weights().tolist() == static.weights().tolist()
@@ -67,8 +71,10 @@ def test_a_replay_is_the_static_mixture_of_the_weights_it_is_given() -> None:
     assert type(replay).__name__ == "Replay"
 
 
-def test_a_replay_of_another_pool_is_refused() -> None:
+def test_a_replay_of_another_pool_is_refused(tmp_path: Path) -> None:
+    write_weights(tmp_path / "weights.json", {"a": 0.5, "b": 0.25, "c": 0.125, "d": 0.125})
     with pytest.raises(RecipeError, match="weight for 'd', which is not a training dataset"):
-        Replay({"a": 0.5, "b": 0.25, "c": 0.125, "d": 0.125}).start(SIZES)
+        Replay(run=tmp_path, which="final").start(SIZES)
+    write_weights(tmp_path / "weights.json", {"a": 0.5, "b": 0.5})
     with pytest.raises(RecipeError, match="no weight for 'c'"):
-        Replay({"a": 0.5, "b": 0.5}).start(SIZES)
+        Replay(run=tmp_path, which="final").start(SIZES)

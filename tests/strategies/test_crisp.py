@@ -1,41 +1,34 @@
-"""CRISP as a strategy: the weights of clusters, and nothing that changes.
-
-- Clusters are drawn by the given weights, in the order of the pool, from the first draw to the last.
-- The weights must name exactly the clusters there are; an impossible limit is refused.
-"""
+"""CRISP as a strategy: it trains a static mixture of clusters and cannot be used without them."""
 
 from __future__ import annotations
 
 import pytest
 
 from mixfluence.errors import RecipeError
-from mixfluence.strategies.crisp import CRISP
+from mixfluence.strategies import CRISP, FINAL, Static
+from tests.recipes import small_recipe
 
 SIZES = {"pool/0": 500, "pool/1.3": 20, "pool/1": 64}
 
 
-def test_clusters_are_drawn_by_their_weights_whatever_their_sizes() -> None:
-    strategy = CRISP({"pool/1": 3.0, "pool/0": 0.0, "pool/1.3": 1.0}, max_epochs=4)
+def test_clusters_are_drawn_by_the_weights_found_whatever_their_sizes() -> None:
+    (stage,) = CRISP(max_epochs=4).stages(small_recipe(strategy="crisp"))
+    strategy = stage.strategy({"pool/1": 3.0, "pool/0": 0.0, "pool/1.3": 1.0})
     strategy.start(SIZES)
     for progress in (0.0, 0.5, 1.0):
         assert strategy.weights(progress).tolist() == pytest.approx([0.0, 0.25, 0.75])
-    assert (strategy.max_epochs, strategy.probe, strategy.due(10, 1.0)) == (4, None, False)
-    assert strategy.state_dict() == {}
+    assert (stage.name, type(strategy), strategy.max_epochs) == (FINAL, Static, 4)
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"pool/0": 1.0, "pool/1": 1.0}, "no weight for 'pool/1.3'"),
-        (dict.fromkeys(SIZES, 1.0) | {"pool/2": 1.0}, "weight for 'pool/2', which is not a training dataset"),
-        (dict.fromkeys(SIZES, 0.0), "at least one weight must be above 0"),
-    ],
-)
-def test_weights_must_fit_the_clusters(weights: dict[str, float], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        CRISP(weights).start(SIZES)
+def test_it_is_refused_where_nothing_was_clustered() -> None:
+    with pytest.raises(RecipeError, match="CRISP"):
+        CRISP().start(SIZES)
 
 
-def test_a_limit_that_lets_nothing_be_drawn_is_refused() -> None:
-    with pytest.raises(RecipeError, match="max_epochs must be above 0, found 0"):
-        CRISP({"pool/0": 1.0}, max_epochs=0)
+def test_clusters_of_the_pool_need_one_prompt() -> None:
+    with pytest.raises(ValueError, match=r"strategy\.per"):
+        small_recipe(strategy="crisp", train={"a": {"query_prompt": "q: "}, "b": {}})
+
+
+def test_its_label_has_the_number_of_clusters() -> None:
+    assert CRISP(branching=16, levels=2).label == "CRISP-256"

@@ -224,12 +224,12 @@ def test_a_restored_state_goes_on_bit_for_bit(make: Callable[[], GroupDRO]) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DoReMi(rate=0), "rate must be above 0, found 0"),
-        (lambda: TDRO(rate=math.nan), "rate must be above 0, found nan"),
-        (lambda: DoReMi(smoothing=1), "smoothing must be at least 0 and below 1, found 1"),
-        (lambda: DoReMi(smoothing=-0.1), "smoothing must be at least 0 and below 1, found -0.1"),
-        (lambda: TDRO(keep=0), "keep must be above 0 and at most 1, found 0"),
-        (lambda: TDRO(keep=1.1), "keep must be above 0 and at most 1, found 1.1"),
+        (lambda: DoReMi(rate=0), "rate"),
+        (lambda: TDRO(rate=math.nan), "rate"),
+        (lambda: DoReMi(smoothing=1), "smoothing"),
+        (lambda: DoReMi(smoothing=-0.1), "smoothing"),
+        (lambda: TDRO(keep=0), "keep"),
+        (lambda: TDRO(keep=1.1), "keep"),
     ],
 )
 def test_bad_arguments_are_refused(make: Callable[[], GroupDRO], message: str) -> None:

@@ -27,7 +27,7 @@ def main(model_folder: str, output: Path) -> None:
     args = arguments(output, learning_rate=1e-3, max_grad_norm=0.0)
     args.per_device_train_batch_size = ROWS // args.world_size
     strategy = InfDDS(
-        UNIFORM,
+        init=UNIFORM,
         update_every=2,
         warmup_steps=1,
         freeze_below=0.0,

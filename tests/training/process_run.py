@@ -21,7 +21,7 @@ def main(model_folder: str, output: Path, batch_size: int) -> None:
     # Without clipping, whose threshold would act on each process's share of the gradient alike.
     args = arguments(output, per_device_train_batch_size=batch_size, learning_rate=1e-3, max_grad_norm=0.0)
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
-    build(model, args, loss=loss, strategy=Static(UNIFORM)).train()
+    build(model, args, loss=loss, strategy=Static(init=UNIFORM)).train()
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
     np.save(output / f"weights-{args.process_index}.npy", weights)
 

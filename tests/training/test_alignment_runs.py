@@ -115,7 +115,7 @@ def test_a_run_with_frozen_weights_is_the_run_without_measurements(
 def test_a_dataset_like_the_target_is_best_aligned_and_rises(
     make_static: MakeModel, tmp_path: Path, alignment: Alignment
 ) -> None:
-    strategy = MultiDDS(UNIFORM, update_every=4, warmup_steps=4, alignment=alignment)
+    strategy = MultiDDS(init=UNIFORM, update_every=4, warmup_steps=4, alignment=alignment)
     trainer = guided_run(make_static(), tmp_path, strategy)
     rounds = influences(trainer)
     assert len(rounds) == 4
@@ -218,7 +218,7 @@ def main(model_folder: str, output: Path) -> None:
     args = arguments(output, learning_rate=1e-3, max_grad_norm=0.0)
     args.per_device_train_batch_size = ROWS // args.world_size
     alignment = Alignment(dev_batch_size=16, lookahead=True, preconditioned=True)
-    strategy = MultiDDS(UNIFORM, update_every=2, warmup_steps=1, alignment=alignment)
+    strategy = MultiDDS(init=UNIFORM, update_every=2, warmup_steps=1, alignment=alignment)
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
     dev = {"dev": pool()["near"], "other": pool()["far"]}
     build(model, args, loss=loss, strategy=strategy, dev_dataset=dev).train()

@@ -208,7 +208,7 @@ def test_alpha_falls_on_what_nobody_can_learn(make_static: Callable[[], Sentence
         arguments(tmp_path / "reference", **plan),
         train_dataset=datasets,
         loss=info_nce(reference, 0.05),
-        strategy=Static(UNIFORM),
+        strategy=Static(init=UNIFORM),
     )
     learned.train()
     before = {name: value.clone() for name, value in reference.state_dict().items()}

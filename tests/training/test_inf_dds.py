@@ -53,7 +53,7 @@ pytestmark = pytest.mark.slow
 MakeModel = Callable[[], SentenceTransformer]
 EVERY_STEP: dict[str, Any] = {"update_every": 1, "warmup_steps": 1, "freeze_below": 0.0}
 RULES: dict[str, Rule] = {
-    "gradient": PolicyGradient(0.1),
+    "gradient": PolicyGradient(step=0.1),
     "mirror": Mirror(),
     "matching": Matching(),
     "anchored": Anchored(),
@@ -274,7 +274,7 @@ def test_a_dataset_like_the_target_rises_and_a_shuffled_one_falls(
     make_static: MakeModel, tmp_path: Path, rule: str, state: Literal["inherited", "momentum-free"]
 ) -> None:
     probe = Probe(state=state, metric=info_nce_metric(0.1))
-    strategy = InfDDS(UNIFORM, update_every=2, warmup_steps=2, inner_steps=2, rule=RULES[rule], probe=probe)
+    strategy = InfDDS(init=UNIFORM, update_every=2, warmup_steps=2, inner_steps=2, rule=RULES[rule], probe=probe)
     found = guided_run(make_static(), tmp_path, strategy).probabilities()
     assert sum(found.values()) == pytest.approx(1)
     assert found["right"] > 0.5
@@ -285,7 +285,7 @@ def test_two_copies_of_a_dataset_stay_together(make_static: MakeModel, tmp_path:
     datasets = {"one": mapped(1, 2), "other": mapped(1, 2), "shuffled": mapped(4, 5, shuffled=True)}
     # Copies are judged by batches of their own: most of their 80 rows each, or chance would set them apart.
     probe = Probe(metric=info_nce_metric(0.1), batch_size=64)
-    strategy = InfDDS(UNIFORM, update_every=2, warmup_steps=2, probe=probe)
+    strategy = InfDDS(init=UNIFORM, update_every=2, warmup_steps=2, probe=probe)
     trainer = guided_run(make_static(), tmp_path, strategy, train_dataset=datasets)
     found = trainer.probabilities()
     assert found["one"] != found["other"]
@@ -337,7 +337,7 @@ def test_the_metric_says_which_way_is_better(make_static: MakeModel, tmp_path: P
     }
     measured, found = {}, {}
     for name, metric in metrics.items():
-        strategy = InfDDS(UNIFORM, update_every=100, warmup_steps=4, probe=Probe(metric=metric))
+        strategy = InfDDS(init=UNIFORM, update_every=100, warmup_steps=4, probe=Probe(metric=metric))
         trainer = guided_run(make_static(), tmp_path / name, strategy)
         (measured[name],) = influences(trainer)
         found[name] = trainer.probabilities()
@@ -378,10 +378,10 @@ def test_the_model_is_probed_at_the_rate_asked_for(make_static: MakeModel, tmp_p
     ("reptile", "least", "most"),
     [
         (None, 0, 0),
-        (Reptile("literal"), 0, 1e-8),
-        (Reptile("relative"), 3e-6, 1e-4),
-        (Reptile("relative", weights="sum"), 3e-6, 1e-4),
-        (Reptile(0.5), 3e-6, 1e-4),
+        (Reptile(rate="literal"), 0, 1e-8),
+        (Reptile(rate="relative"), 3e-6, 1e-4),
+        (Reptile(rate="relative", weights="sum"), 3e-6, 1e-4),
+        (Reptile(rate=0.5), 3e-6, 1e-4),
     ],
     ids=["off", "literal", "relative", "relative, sum", "constant"],
 )
@@ -426,7 +426,7 @@ def test_a_momentum_free_probe_moves_words_that_were_never_trained_as_far_as_oth
 ) -> None:
     watch = Around(weights_and_moments)
     only_near = Weights({"near": 1, "far": 1e-9})
-    strategy = InfDDS(only_near, **EVERY_STEP, probe=Probe(state="momentum-free"), reptile=Reptile(rate=1.0))
+    strategy = InfDDS(init=only_near, **EVERY_STEP, probe=Probe(state="momentum-free"), reptile=Reptile(rate=1.0))
     trainer = small_run(make_static(), tmp_path, strategy, dev_dataset={"dev": pool()["far"]}, callbacks=[watch])
     assert {dataset for dataset, _ in draws(trainer)} == {0}
     assert influences(trainer)[0]["far"] > 0
@@ -452,7 +452,7 @@ def test_a_dataset_whose_loss_breaks_gets_no_credit_and_does_no_harm(
     model = make_static()
     broken = Breakable(info_nce(model, 0.1), value)
     plain = info_nce(model, 0.1)
-    strategy = InfDDS(UNIFORM, update_every=4, warmup_steps=4, rule=Mirror(), reptile=reptile, probe=probe)
+    strategy = InfDDS(init=UNIFORM, update_every=4, warmup_steps=4, rule=Mirror(), reptile=reptile, probe=probe)
     watch = Around(weights_and_moments)
     trainer = guided_run(
         model,
@@ -487,7 +487,7 @@ def test_a_dev_set_that_cannot_be_measured_moves_nothing(make_static: MakeModel,
         return torch.where(torch.arange(len(values)) == 3, math.nan, values) if len(looks) == 1 else values
 
     strategy = InfDDS(
-        UNIFORM,
+        init=UNIFORM,
         update_every=8,
         warmup_steps=8,
         probe=Probe(metric=Metric(broken_at_first, higher_is_better=False)),
@@ -534,7 +534,7 @@ def test_rounds_come_when_they_are_due_and_never_at_the_last_step(
 def test_a_subset_is_probed_and_the_others_keep_their_logits(make_static: MakeModel, tmp_path: Path) -> None:
     datasets = {f"d{gap}": mapped(gap, shuffled=gap % 2 == 0) for gap in (1, 2, 4, 5, 6)}
     strategy = InfDDS(
-        UNIFORM, **EVERY_STEP, subset=2, rule=Mirror(), shrink=False, gate=False, probe=Probe(dev_batch_size=8)
+        init=UNIFORM, **EVERY_STEP, subset=2, rule=Mirror(), shrink=False, gate=False, probe=Probe(dev_batch_size=8)
     )
     watch = Around(lambda facts: strategy.logits.copy())
     trainer = guided_run(make_static(), tmp_path, strategy, train_dataset=datasets, callbacks=[watch])
@@ -550,7 +550,7 @@ def test_a_subset_is_probed_and_the_others_keep_their_logits(make_static: MakeMo
 
 def test_a_dataset_that_is_never_drawn_is_never_probed(make_static: MakeModel, tmp_path: Path) -> None:
     init = Weights({"right": 1, "shuffled": 1, "unrelated": 0})
-    strategy = InfDDS(init, **EVERY_STEP, inner_steps=1)
+    strategy = InfDDS(init=init, **EVERY_STEP, inner_steps=1)
     trainer = guided_run(make_static(), tmp_path, strategy)
     assert {tuple(round_) for round_ in influences(trainer)} == {("right", "shuffled")}
     assert trainer.probabilities()["unrelated"] == 0

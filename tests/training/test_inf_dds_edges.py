@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from mixfluence.stages import build_strategy
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.influence import Reptile
 from mixfluence.policy import UNIFORM, Matching
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.stages import build_strategy
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
 from tests.test_recipes import SMALL, write
@@ -36,7 +36,7 @@ def test_a_probe_that_breaks_weights_the_metric_does_not_see_does_no_harm(
     trainer = small_run(
         model,
         tmp_path,
-        InfDDS(UNIFORM, **EVERY_STEP, reptile=Reptile()),
+        InfDDS(init=UNIFORM, **EVERY_STEP, reptile=Reptile()),
         max_grad_norm=0.0,
         train_dataset={"near": pool()["near"], "far": far, "far2": far.select(range(17))},
         loss={"near": plain, "far": broken, "far2": plain, "dev": plain},
@@ -48,7 +48,7 @@ def test_a_probe_that_breaks_weights_the_metric_does_not_see_does_no_harm(
 
 def test_reptile_may_be_a_bare_number(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), ["strategy={name: inf-dds, reptile: 0.5}"])
-    assert build_strategy(recipe).reptile == Reptile(0.5)
+    assert build_strategy(recipe).reptile == Reptile(rate=0.5)
 
 
 def test_a_rule_without_a_name_lists_the_rules(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_resumed_run_logs_the_influences_of_the_round_before(make_static: Make
 @pytest.mark.parametrize("step", [0.0, 1.0])
 def test_a_step_that_would_bury_a_dataset_for_ever_is_refused(step: float) -> None:
     with pytest.raises(RecipeError):
-        Matching(step)
+        Matching(step=step)
 
 
 def test_a_dev_set_of_one_query_is_refused(make_static: MakeModel, tmp_path: Path) -> None:

@@ -68,5 +68,5 @@ def test_a_run_is_judged_with_them(
 
     probe = Probe(metric=Metric(values, higher_is_better=False, hard_negatives=hard_negatives))
     dev = {"dev": rows(*[3, 0, 1] * 3)}
-    small_run(make_static(), tmp_path, InfDDS(UNIFORM, **EVERY_STEP, probe=probe), dev_dataset=dev)
+    small_run(make_static(), tmp_path, InfDDS(init=UNIFORM, **EVERY_STEP, probe=probe), dev_dataset=dev)
     assert seen == columns

@@ -24,7 +24,7 @@ from mixfluence.training.resuming import find_checkpoint, host_files_understood,
 from tests.conftest import row_set
 from tests.training.runs import arguments
 
-GUIDED = InfDDS(UNIFORM, update_every=5)
+GUIDED = InfDDS(init=UNIFORM, update_every=5)
 
 
 def checkpoint(folder: Path, step: int) -> Path:

@@ -79,7 +79,7 @@ def test_the_right_mixture_lowers_the_loss_and_the_wrong_one_does_not(
             arguments(tmp_path, max_steps=steps, learning_rate=0.1, **batches),
             train_dataset={"right": answers(0), "wrong": answers(7)},
             dev_dataset={"target": answers(0)},
-            strategy=Static(Weights({"right": right, "wrong": 1 - right})),
+            strategy=Static(init=Weights({"right": right, "wrong": 1 - right})),
             loss=info_nce(model, 0.1),
         )
         trainer.train()
@@ -173,13 +173,13 @@ def test_epochs_end_where_the_host_would_end(static: SentenceTransformer, tmp_pa
 
 def test_no_dataset_is_read_beyond_the_epoch_limit(static: SentenceTransformer, tmp_path: Path) -> None:
     only_far = Weights({"near": 1e-9, "far": 1})
-    trainer = build(static, arguments(tmp_path, max_steps=11), strategy=Static(only_far, max_epochs=1))
+    trainer = build(static, arguments(tmp_path, max_steps=11), strategy=Static(init=only_far, max_epochs=1))
     trainer.train()
     assert trainer.sampler.rows_drawn.tolist() == [28, 16]
     for line in read_trace(tmp_path / "trace.jsonl")[1:]:
         assert sum(line["weights"].values()) == pytest.approx(1)
     with pytest.raises(RecipeError, match="allows 11 batches but the run needs 12"):
-        build(static, arguments(tmp_path, max_steps=12), strategy=Static(only_far, max_epochs=1)).train()
+        build(static, arguments(tmp_path, max_steps=12), strategy=Static(init=only_far, max_epochs=1)).train()
 
 
 def test_a_small_dataset_trains_with_smaller_batches_and_says_so(static: SentenceTransformer, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_small_dataset_trains_with_smaller_batches_and_says_so(static: Sentenc
     one = Dataset.from_dict({"q": ["w30"], "p": ["w31"]})
     datasets = {"few": few, "one": one, **pool()}
     args = arguments(tmp_path, max_steps=24)
-    trainer = build(static, args, train_dataset=datasets, strategy=Static(Weights(dict.fromkeys(datasets, 1))))
+    trainer = build(static, args, train_dataset=datasets, strategy=Static(init=Weights(dict.fromkeys(datasets, 1))))
     trainer.train()
     described, *lines = read_trace(tmp_path / "trace.jsonl")
     assert [facts["batch_size"] for facts in described["datasets"].values()] == [3, 1, 4, 4]

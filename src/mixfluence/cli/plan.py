@@ -44,13 +44,11 @@ def plan(
     parsed = load_recipe(find_recipe(recipe), overrides or [], files_may_be_missing=calibrate is None)
     given = dict(map(_size, (part for text in sizes or [] for part in text.split(","))))
     prepare(verbose=False)
-    from mixfluence.planning import plan_run
-    from mixfluence.planning.view import plan_view
+    from mixfluence.cli.plan_view import plan_view
+    from mixfluence.planning import calibrated, plan_run
 
     planned = plan_run(parsed, given, processes=processes)
     if calibrate:
-        from mixfluence.planning.calibration import calibrated
-
         planned = calibrated(planned, parsed, calibrate)
     if as_json:
         print_line(json.dumps(planned.as_json(), indent=1))

@@ -14,7 +14,7 @@ from mixfluence.errors import RecipeError
 
 
 def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
-    """Return the arguments of `training.host` as a class has them annotated: a text that is a number becomes one.
+    """Return `training.trainer_args` with the types that a class annotates: text that is a number becomes one.
 
     Args:
         arguments: What the recipe says; each is an attribute of the class.
@@ -31,7 +31,7 @@ def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
             fitted[name] = expected.validate_python(value)
         except ValidationError as error:
             wanted, found = formatannotation(hints[name]).replace(" | ", " or "), reprlib.repr(value)
-            raise RecipeError(f"training.host.{name}: expected {wanted}, found {found}") from error
+            raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {found}") from error
     _refuse_unusable(fitted)
     return fitted
 
@@ -39,6 +39,6 @@ def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
 def _refuse_unusable(arguments: Mapping[str, Any]) -> None:
     """Refuse what the host takes and stumbles over when training starts."""
     if arguments.get("neftune_noise_alpha") is not None:
-        raise RecipeError("training.host.neftune_noise_alpha: the host adds no noise to sentence-transformers models")
+        raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
     if arguments.get("use_liger_kernel") and find_spec("liger_kernel") is None:
-        raise RecipeError("training.host.use_liger_kernel: needs the package liger-kernel, which is not installed")
+        raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")

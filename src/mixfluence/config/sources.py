@@ -33,11 +33,21 @@ class SourceSection(Section):
     passage_prompt: str | None = None
     published: PublishedSection | None = None
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether reading it can be tried on this machine."""
+        return True
+
 
 class FileSource(SourceSection):
     """A source on this machine."""
 
     path: PathLike
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the path exists."""
+        return self.path.exists()
 
     @field_validator("path")
     @classmethod

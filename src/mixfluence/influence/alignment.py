@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence.influences import Aggregate, Influences
-from mixfluence.influence.learner import Learner, refuse_single_rows
-from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
+from mixfluence.influence.influences import Influences
+from mixfluence.influence.learner import Learner
+from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.preserve import memory_named, surroundings, way_back
-from mixfluence.influence.reptile import Reptile
+from mixfluence.influence.settings import Alignment
 from mixfluence.influence.snapshot import Snapshot
 from mixfluence.influence.steps import refuse_without_moments
 
@@ -26,58 +25,6 @@ Array = NDArray[np.float64]
 # Dot product of a gradient with a direction, and norm of the gradient.
 Pair = tuple[Tensor, Tensor]
 Batches = Callable[[int], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """How gradients of datasets are compared with those of the targets.
-
-    Cheaper than a `Probe` and blind to how far a step goes: a gradient says which way, not whether the dev loss falls.
-    Prefer a `Probe` where its cost can be borne.
-
-    Attributes:
-        score: `cosine`, the mean over targets of cosines, where all targets and datasets count alike (MultiDDS-S); or
-            `projection` on the sum of the targets' gradients, each cut to length 1, in units of the datasets' mean
-            norm, where a long gradient counts for more (DoGE).
-        preconditioned: Divide a dataset's gradient by the root of Adam's second moments, as its step would be. A
-            parameter that Adam has not met is divided as in Adam's first step.
-        lookahead: Take the targets' gradients after one real step on the dataset (DDS), not before.
-        batch_size: Rows per batch; the training batch if None.
-        dev_batch_size: Rows of each target; all of them pass through the model with a gradient, so that more than a
-            training batch needs more memory than training does.
-        metric: What is measured on dev, which must have a gradient; `training-loss` is the trainer's own loss.
-    """
-
-    score: Literal["cosine", "projection"] = "cosine"
-    preconditioned: bool = False
-    lookahead: bool = False
-    batch_size: int | None = None
-    dev_batch_size: int = 256
-    metric: Metric | Literal["training-loss"] = field(default_factory=info_nce_metric)
-
-    def __post_init__(self) -> None:
-        refuse_single_rows(self)
-
-    @property
-    def aggregate(self) -> Aggregate:
-        """How several targets become one number: there is only their mean."""
-        return "mean"
-
-    @property
-    def needs_moments(self) -> bool:
-        """Whether it only works with an optimizer of the Adam family."""
-        return self.preconditioned
-
-    @property
-    def alone(self) -> bool:
-        """Whether a process measures a dataset by itself: no, each has a part of every batch, as in training."""
-        return False
-
-    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Aligner:
-        """Return what measures by it."""
-        if reptile is not None:
-            raise RecipeError("Reptile follows probes, and an alignment of gradients has none")
-        return Aligner(learner, self, metric)
 
 
 class Aligner:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfluence.influence.settings import Aggregate
+
 Array = NDArray[np.float64]
-Aggregate = Literal["mean", "relative", "worst"]
 Numbers = TypeVar("Numbers", Array, Tensor)
 # Least metric of a target, in parts of the largest, that its gains are divided by.
 LEAST_SCALE = 0.01
@@ -29,6 +30,7 @@ class Influences:
         base: Mean metric on each dev set before any probe.
         gains: For each dev set an array of probed datasets x queries: by how much the metric of a query
             became better.
+        sign: 1 if a larger metric is better, -1 if a smaller one is.
     """
 
     probed: NDArray[np.int64]
@@ -36,6 +38,7 @@ class Influences:
     targets: list[str]
     base: Array
     gains: list[Array]
+    sign: int = -1
 
     def on_targets(self) -> Array:
         """Return the influence of every probed dataset on every target."""
@@ -94,7 +97,7 @@ def gather(
         sign * (np.array([proxy[target] for proxy in after]).reshape(len(after), len(values))[finite] - values)
         for target, values in enumerate(before)
     ]
-    return Influences(positions[finite], positions[~finite], list(targets), base, gains)
+    return Influences(positions[finite], positions[~finite], list(targets), base, gains, sign)
 
 
 def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggregate, sign: int) -> Tensor:

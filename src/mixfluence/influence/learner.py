@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixfluence.errors import RecipeError
-from mixfluence.influence.influences import Aggregate, Influences
-from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.reptile import Reptile
+from mixfluence.influence.influences import Influences
+from mixfluence.influence.metrics import DevBatch
 
 
 class Learner(Protocol):
@@ -68,41 +66,3 @@ class Meter(Protocol):
             seed: Decides dropout, the same for all datasets.
             spread: Spread of the influences one round ago, infinite if there was none.
         """
-
-
-class Measurement(Protocol):
-    """How a strategy wants datasets measured. `Probe` trains on them, `Alignment` compares gradients."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Rows per batch; the training batch if None."""
-
-    @property
-    def dev_batch_size(self) -> int:
-        """Rows of each target that every round looks at."""
-
-    @property
-    def metric(self) -> Metric | Literal["training-loss"]:
-        """What is measured on dev; `training-loss` is the trainer's own loss."""
-
-    @property
-    def aggregate(self) -> Aggregate:
-        """How several targets become one number."""
-
-    @property
-    def needs_moments(self) -> bool:
-        """Whether it only works with an optimizer of the Adam family."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether a process measures a dataset by itself, so that several can share out the datasets."""
-
-    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        """Return what measures by it."""
-
-
-def refuse_single_rows(measurement: Measurement) -> None:
-    """Refuse batches of one row, which has no negatives."""
-    for name, size in ("batch_size", measurement.batch_size), ("dev_batch_size", measurement.dev_batch_size):
-        if size is not None and size < 2:
-            raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +138,29 @@ def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
         return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])
 
     return Metric(values, higher_is_better=False, hard_negatives=True)
+
+
+Losses = nn.Module | Mapping[str, nn.Module]
+# Names as recipes spell them; each is built for the training loss, whose temperature it takes.
+METRICS: dict[str, Callable[[Losses], Metric]] = {
+    "info-nce": lambda loss: info_nce_metric(_temperature(loss)),
+    "info-nce-hard": lambda loss: info_nce_metric(_temperature(loss), hard_negatives=True),
+    "soft-ndcg": lambda loss: soft_ndcg_metric(_temperature(loss)),
+    "distillation": lambda loss: distillation_metric(_temperature(loss)),
+    "training-loss": lambda loss: loss_metric(loss),
+}
+
+
+def resolve_metric(metric: str | Metric, loss: Losses) -> Metric:
+    """Return the metric that a name stands for when a model trains with a loss; a `Metric` is returned unchanged."""
+    return METRICS[metric](loss) if isinstance(metric, str) else metric
+
+
+def _temperature(loss: Losses) -> float:
+    """Return the temperature of a loss: its own, the inverse of its `scale`, or the paper's."""
+    first: Any = next(iter(loss.values())) if isinstance(loss, Mapping) else loss
+    scale = getattr(first, "scale", None)
+    return float(getattr(first, "temperature", 1 / scale if isinstance(scale, float | int) else 0.02))
 
 
 def _metric_of(

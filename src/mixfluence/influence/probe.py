@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,59 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixfluence.errors import RecipeError
-from mixfluence.influence.influences import Aggregate, Influences, combined_gain, gather
-from mixfluence.influence.learner import Learner, refuse_single_rows
-from mixfluence.influence.metrics import DevBatch, Metric, info_nce_metric
+from mixfluence.influence.influences import Influences, combined_gain, gather
+from mixfluence.influence.learner import Learner
+from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.preserve import learning_rate, memory_named, surroundings, way_back
-from mixfluence.influence.reptile import Displacement, Reptile
+from mixfluence.influence.reptile import Displacement
+from mixfluence.influence.settings import Probe, Reptile
 from mixfluence.influence.snapshot import Snapshot
 from mixfluence.influence.steps import FrozenAdam
-
-
-@dataclass(frozen=True)
-class Probe:
-    """How a dataset is tried out, and by what it is judged.
-
-    Attributes:
-        state: `inherited`: steps by the run's own optimizer, momentum included, as the paper has it;
-            `momentum-free`: steps that only the dataset decides, and no copy of the optimizer's state.
-        learning_rate: That of the schedule (`current`); the same but at least half its maximum (`floored`); or a
-            number.
-        batch_size: Rows per step; those that a process has of a training batch if None. On several processes each
-            probes its part of the datasets by itself.
-        dev_batch_size: Rows of each target that every round looks at. More is less noise.
-        metric: What is measured on dev; `training-loss` is the trainer's own loss.
-        aggregate: How several targets become one number; see `Influences.combine`.
-        snapshot: Where the way back is kept: on the `device`, or on the `host` if memory is short.
-    """
-
-    state: Literal["inherited", "momentum-free"] = "inherited"
-    learning_rate: Literal["current", "floored"] | float = "current"
-    batch_size: int | None = None
-    dev_batch_size: int = 256
-    metric: Metric | Literal["training-loss"] = field(default_factory=info_nce_metric)
-    aggregate: Aggregate = "mean"
-    snapshot: Literal["device", "host"] = "device"
-
-    def __post_init__(self) -> None:
-        refuse_single_rows(self)
-        if not isinstance(self.learning_rate, str) and not self.learning_rate > 0:
-            raise RecipeError(f"learning_rate of probes must be above 0, found {self.learning_rate}")
-
-    @property
-    def needs_moments(self) -> bool:
-        """Whether it only works with an optimizer of the Adam family."""
-        return self.state == "momentum-free"
-
-    @property
-    def alone(self) -> bool:
-        """Whether a process measures a dataset by itself: yes, without exchanging gradients."""
-        return True
-
-    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Prober:
-        """Return what measures by it."""
-        return Prober(learner, self, metric, reptile)
 
 
 class Prober:
@@ -95,7 +49,7 @@ class Prober:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
-    @memory_named("strategy.probe", "keep the way back elsewhere with strategy.probe.snapshot: host")
+    @memory_named("strategy.probe", "keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
     def measure(
         self,
         datasets: Sequence[int],
@@ -186,7 +140,7 @@ class Prober:
     def _snapshot(self, inherited: bool) -> Snapshot:
         buffers = self._learner.modules.buffers()
         optimizer = self._learner.optimizer if inherited else None
-        return Snapshot([*self._parameters, *buffers], optimizer, on_host=self._probe.snapshot == "host")
+        return Snapshot([*self._parameters, *buffers], optimizer, on_host=self._probe.snapshot == "cpu")
 
     def _displacement(self, snapshot: Snapshot, spread: float) -> Displacement | None:
         if self._reptile is None:

@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from mixfluence.errors import RecipeError
-
 if TYPE_CHECKING:
     from mixfluence.influence.learner import Learner
-
-
-@dataclass(frozen=True)
-class Reptile:
-    """How far, and by which weights, the model follows its probes.
-
-    Attributes:
-        rate: `relative` to the schedule, the learning rate divided by its maximum; `literal`, the learning rate
-            itself as the paper prints it, which at 2e-5 moves no weight by more than rounding does; or a
-            constant.
-        weights: `softmax` of the influence in units of the round before's spread; or `sum`, as in the paper's
-            Algorithm 1: the influence over the sum of influences, negative ones counting as zero.
-    """
-
-    rate: Literal["relative", "literal"] | float = "relative"
-    weights: Literal["softmax", "sum"] = "softmax"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rate, str) and not self.rate > 0:
-            raise RecipeError(f"rate of Reptile must be above 0, found {self.rate}")
-
-    def alpha(self, learning_rate: float, relative_rate: float) -> float:
-        """Return the part of the mean displacement that the model takes."""
-        if self.rate == "relative":
-            return relative_rate
-        return learning_rate if self.rate == "literal" else self.rate
 
 
 class Displacement:

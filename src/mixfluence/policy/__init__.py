@@ -1,22 +1,32 @@
-"""Numbers become sampling probabilities here: where they start, what moves them, what bounds them.
+"""Sampling probabilities: initial distributions, update rules, evidence and bounds.
 
-Everything works on arrays in the order of the mixture's datasets. Logits, not probabilities, are what is
-kept and moved: a temperature of 0.3 gives some datasets 1e-10, which a probability would round away.
+All arrays are in the order of the mixture's datasets. Logits are stored and updated, not probabilities: a temperature
+of 0.3 gives some datasets 1e-10, which rounding would lose.
 """
 
-from mixfluence.policy.adam import Adam
 from mixfluence.policy.bounds import Vector, cap, lift, logits_from_json, logits_to_json, softmax
 from mixfluence.policy.evidence import Evidence, Reward
-from mixfluence.policy.initial import UNIFORM, Initial, Temperature, Weights
-from mixfluence.policy.rules import RULES, Anchored, Matching, Mirror, PolicyGradient, Rule
+from mixfluence.policy.initial import (
+    PROPORTIONAL,
+    UNIFORM,
+    Initial,
+    InitialField,
+    Temperature,
+    Weights,
+    WeightsFile,
+    temperature_label,
+)
+from mixfluence.policy.rules import RULES, Adam, Anchored, Matching, Mirror, PolicyGradient, Rule
 
 __all__ = [
+    "PROPORTIONAL",
     "RULES",
     "UNIFORM",
     "Adam",
     "Anchored",
     "Evidence",
     "Initial",
+    "InitialField",
     "Matching",
     "Mirror",
     "PolicyGradient",
@@ -25,9 +35,11 @@ __all__ = [
     "Temperature",
     "Vector",
     "Weights",
+    "WeightsFile",
     "cap",
     "lift",
     "logits_from_json",
     "logits_to_json",
     "softmax",
+    "temperature_label",
 ]

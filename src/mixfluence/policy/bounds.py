@@ -1,4 +1,4 @@
-"""Logits become probabilities, held above a floor and below limits."""
+"""Turn logits into probabilities above a floor and below limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def softmax(logits: Vector) -> Vector:
 
 
 def logits_to_json(logits: Vector) -> list[float | None]:
-    """Return logits as JSON has them, None for minus infinity, which a dataset of weight zero has."""
+    """Return logits as JSON values; None stands for minus infinity, the logit of weight zero."""
     return [None if logit == -np.inf else logit for logit in logits.tolist()]
 
 
@@ -38,11 +38,11 @@ def lift(probabilities: Vector, floor: float) -> Vector:
 
 
 def cap(probabilities: Vector, limits: Vector) -> Vector:
-    """Hold every probability at or below its limit, pouring the excess over the others (water-filling).
+    """Cut every probability to its limit and give the excess to the others (water-filling).
 
-    The excess goes to the datasets below their limit in proportion to their probability, so their
-    ratios stay as they were. When the limits sum to less than one, they are returned rescaled; when they
-    leave no share at all, there is nothing to hold and the probabilities are returned.
+    The excess goes to the datasets below their limit in proportion to their probability, so their ratios do not
+    change. Limits that sum to less than one are returned rescaled; if all limits are zero, the probabilities are
+    returned unchanged.
     """
     capped = np.zeros(len(probabilities), dtype=bool)
     shares = probabilities

@@ -1,66 +1,78 @@
-"""Where sampling starts: by size, or by given weights."""
+"""Initial sampling distributions: by size, by given weights, or by a file of weights."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from mixfluence.data.weights import read_weights
 from mixfluence.errors import RecipeError
 from mixfluence.policy.bounds import Vector
+from mixfluence.schema import NonNegative, PathLike, Section
 
 
-class Initial(Protocol):
-    """Where sampling starts: one logit per dataset, in the order of `sizes`."""
+class Initial(Section):
+    """Where sampling starts."""
 
+    @abstractmethod
     def logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Return logits whose softmax is the starting distribution."""
+        """Return one logit per dataset, in the order of `sizes`; their softmax is the distribution."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """A short description for tables."""
 
 
-@dataclass(frozen=True)
-class Temperature:
-    """Sample dataset i in proportion to size_i ** (1 / tau).
+class Temperature(Initial):
+    """Sample dataset i in proportion to size_i ** (1 / temperature).
 
-    `tau=1` is proportional to size, `tau=math.inf` is uniform, and a `tau` below 1 favours large
-    datasets more than their size does. Use `Weights` when you already know the shares you want.
+    A temperature of 1 is proportional to size, infinity is uniform, and one below 1 favours large datasets more
+    than their size does. Use `Weights` when you already know the shares you want.
     """
 
-    tau: float = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
 
-    def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise RecipeError(f"temperature must be above 0 (infinity means uniform), found {self.tau}")
+    if TYPE_CHECKING:
+
+        def __init__(self, temperature: float = 1.0) -> None: ...
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Return log(size) / tau, shifted so that the largest is 0."""
+        """Return log(size) / temperature, shifted so that the largest is 0."""
         sizes_log = np.log(np.fromiter(sizes.values(), dtype=np.float64))
-        with np.errstate(over="ignore"):  # minus infinity: at a temperature of almost 0 only the largest is drawn
-            return np.asarray((sizes_log - sizes_log.max()) / self.tau)
+        with np.errstate(over="ignore"):  # minus infinity: near a temperature of 0 only the largest is drawn
+            return np.asarray((sizes_log - sizes_log.max()) / self.temperature)
+
+    @property
+    def label(self) -> str:
+        """The temperature."""
+        return f"τ={temperature_label(self.temperature)}"
 
 
-UNIFORM = Temperature(math.inf)
+class Weights(Initial):
+    """Sample by given numbers, one per dataset, such as expert weights or what an earlier run learned.
 
-
-@dataclass(frozen=True)
-class Weights:
-    """Sample by given numbers, one per dataset: expert weights, or what an earlier run learned.
-
-    They need not sum to one; a zero means the dataset is never drawn. Use `Temperature` when only
-    the sizes should count.
+    They need not sum to one; a dataset of weight zero is never drawn. Use `Temperature` when only the sizes
+    should count.
     """
 
-    weights: Mapping[str, float]
+    weights: dict[str, NonNegative]
 
-    def __post_init__(self) -> None:
-        for name, weight in self.weights.items():
-            if not (math.isfinite(weight) and weight >= 0):
-                raise RecipeError(f"weight of {name!r} must be a number of at least 0, found {weight}")
+    if TYPE_CHECKING:
+
+        def __init__(self, weights: Mapping[str, float]) -> None: ...
+
+    @model_validator(mode="after")
+    def _some_above_zero(self) -> Weights:
         if not any(self.weights.values()):
-            raise RecipeError("at least one weight must be above 0")
+            raise ValueError("at least one weight must be above 0")
+        return self
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
         """Return the logarithm of each weight, minus infinity for a weight of zero."""
@@ -73,3 +85,51 @@ class Weights:
             raise RecipeError(f"no weight for {', '.join(map(repr, missing))}")
         with np.errstate(divide="ignore"):
             return np.log(np.array([self.weights[name] for name in sizes], dtype=np.float64))
+
+    @property
+    def label(self) -> str:
+        """The same for all weights."""
+        return "given weights"
+
+
+class WeightsFile(Initial):
+    """Sample by the weights in a JSON file, such as the `weights.json` of an earlier run."""
+
+    file: PathLike
+
+    def logits(self, sizes: Mapping[str, int]) -> Vector:
+        """Read the file and return the logarithm of each weight."""
+        return Weights(read_weights(self.file)).logits(sizes)
+
+    @property
+    def label(self) -> str:
+        """The name of the file."""
+        return f"from {self.file.name}"
+
+
+UNIFORM, PROPORTIONAL = Temperature(math.inf), Temperature(1.0)
+_KINDS: dict[str, type[Initial]] = {"temperature": Temperature, "weights": Weights, "file": WeightsFile}
+_WORDS = {"uniform": UNIFORM, "proportional": PROPORTIONAL}
+
+
+def _from_recipe(data: Any) -> Any:
+    """Return the distribution that a word, or a mapping with exactly one known key, stands for."""
+    if isinstance(data, str):
+        if data not in _WORDS:
+            raise ValueError(f"expected uniform, proportional, temperature, weights or file, found {data!r}")
+        return _WORDS[data]
+    if not isinstance(data, dict):
+        return data
+    given = {key: value for key, value in data.items() if value is not None}
+    if len(given) != 1 or not given.keys() <= _KINDS.keys():
+        found = ", ".join(map(str, given)) or "none"
+        raise ValueError(f"give exactly one of temperature, weights and file, found {found}")
+    return _KINDS[next(iter(given))].model_validate(given)
+
+
+InitialField = Annotated[SerializeAsAny[Initial], BeforeValidator(_from_recipe)]
+
+
+def temperature_label(temperature: float) -> str:
+    """Return a temperature as tables show it."""
+    return "∞" if math.isinf(temperature) else f"{temperature:g}"

@@ -1,28 +1,31 @@
-"""Rewards move logits: the paper's gradient, and three ways that do not end on a single dataset.
+"""Update rules: how rewards move logits.
 
-A rule changes only the logits of the datasets that were measured. Rewards are free of what all datasets
-have in common, so adding a constant to every influence changes nothing, and equal influences change nothing.
+A rule changes only the logits of the datasets that were measured. Rewards are relative to their mean, so adding a
+constant to every influence changes nothing.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
-from mixfluence.errors import RecipeError
-from mixfluence.policy.adam import Adam
 from mixfluence.policy.bounds import Vector, softmax
 from mixfluence.policy.evidence import Reward
+from mixfluence.schema import Fraction, Positive, Section
 
 
-class Rule(ABC):
-    """Moves logits by rewards."""
+class Rule(Section):
+    """Moves logits by rewards. Add one by a subclass and a line in `RULES`."""
+
+    name: str = ""
 
     def start(self, logits: Vector) -> None:
-        """Take the starting logits, before the first move."""
+        """Reset the rule to the initial logits."""
         self._state: dict[str, Vector] = {}
 
     @abstractmethod
@@ -30,7 +33,7 @@ class Rule(ABC):
         """Return the logits after a round of measurements."""
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return what a resumed run needs, as JSON values."""
+        """Return the state of the rule as JSON values."""
         return {name: values.tolist() for name, values in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -42,21 +45,21 @@ class Rule(ABC):
 class PolicyGradient(Rule):
     """The paper's rule: ascend sum_i P(i|S) I_i grad log P(i|S).
 
-    The gradient of dataset k is P(k|S) (I_k - sum_j P(j|S) I_j): it vanishes with P(k|S), and its only fixed points
-    are single datasets. Prefer `Anchored` unless the paper is to be reproduced.
+    The gradient of dataset k is P(k|S) (I_k - sum_j P(j|S) I_j). It vanishes with P(k|S), and its only fixed points
+    are single datasets. Prefer `Anchored` unless you reproduce the paper.
 
-    Args:
+    Attributes:
         step: Step size. The paper gives none; 0.02 with Adam suits its 139 updates, a short run needs more.
         optimizer: Adam, whose step does not depend on the scale of influences and hardly on their trust, or plain
             gradient ascent.
     """
 
-    def __init__(self, step: float = 0.02, optimizer: Literal["adam", "sgd"] = "adam") -> None:
-        self.step = _positive("step", step)
-        self.optimizer = optimizer
+    name: Literal["gradient"] = "gradient"
+    step: Positive = 0.02
+    optimizer: Literal["adam", "sgd"] = "adam"
 
     def start(self, logits: Vector) -> None:
-        """Forget all moments."""
+        """Reset Adam's moments."""
         self._adam = Adam(len(logits))
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
@@ -84,15 +87,15 @@ class PolicyGradient(Rule):
 class Mirror(Rule):
     """Add the standardised influence to the logit: an exponentiated-gradient step of fixed size.
 
-    Rewards add up without bound, so a dataset that is a little better every time ends with all the
-    probability. Faster than `Anchored` to leave a bad start, and easier to fool.
+    Rewards add up without bound, so a dataset that is slightly better in every round ends with all the probability.
+    It leaves a bad start faster than `Anchored`, and noise misleads it more easily.
 
-    Args:
+    Attributes:
         step: Change of a logit per standard deviation of influence.
     """
 
-    def __init__(self, step: float = 0.3) -> None:
-        self.step = _positive("step", step)
+    name: Literal["mirror"] = "mirror"
+    step: Positive = 0.3
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Add the rewards."""
@@ -104,17 +107,15 @@ class Mirror(Rule):
 class Matching(Rule):
     """Move the probabilities towards the shares of the positive rewards, as MultiDDS does with its own.
 
-    Rewards are taken relative to their mean: with raw ones, what all datasets have in common would make the
-    target uniform. The measured datasets keep the probability they have together.
+    Rewards are relative to their mean: with raw ones, what all datasets have in common would pull towards uniform.
+    The total probability of the measured datasets does not change.
 
-    Args:
+    Attributes:
         step: Part of the way to go at each update, between 0 and 1.
     """
 
-    def __init__(self, step: float = 0.1) -> None:
-        if not 0 < step < 1:
-            raise RecipeError(f"step must lie between 0 and 1, found {step}")
-        self.step = step
+    name: Literal["matching"] = "matching"
+    step: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Go part of the way to the shares of the rewards."""
@@ -131,28 +132,22 @@ class Matching(Rule):
 
 
 class Anchored(Rule):
-    """Keep the logits at the start plus a multiple of the mean standardised influence so far.
+    """Keep the logits at the start plus a multiple of the running mean of standardised influence.
 
-    A round counts as much as it is trusted, so that one of noise changes little; while the gate is closed the logits
-    stay at the start, and they are never further than 2 `reach` from it. Prefer `Mirror` when the start is known
-    to be far off.
+    A round counts by its trust, so a noisy one changes little. While the gate is closed the logits stay at the start,
+    and they never move further than 2 x `reach` from it. Prefer `Mirror` when the start is known to be far off.
 
-    Args:
+    Attributes:
         reach: Change of a logit per standard deviation of mean influence.
-        memory: Share of its weight that a round keeps when a fully trusted one comes.
+        memory: Share of its weight that a round keeps when a fully trusted one follows.
     """
 
-    # What the start weighs, in fully trusted rounds.
-    _prior = 0.25
-
-    def __init__(self, reach: float = 2.0, memory: float = 0.9) -> None:
-        self.reach = _positive("reach", reach)
-        if not 0 <= memory < 1:
-            raise RecipeError(f"memory must be at least 0 and below 1, found {memory}")
-        self.memory = memory
+    name: Literal["anchored"] = "anchored"
+    reach: Positive = 2.0
+    memory: Fraction = 0.9
 
     def start(self, logits: Vector) -> None:
-        """Remember where the logits started."""
+        """Remember the initial logits and forget all rounds."""
         self._start = logits.copy()
         self._state = {"total": np.zeros_like(logits), "weight": np.zeros_like(logits)}
 
@@ -161,17 +156,19 @@ class Anchored(Rule):
         if not reward.trust.any():
             return logits
         probed, total, weight = reward.probed, *self._state.values()
-        # What is known ages by as much as is learned: rounds of noise do not wear it away.
+        # What is known ages by as much as is learned: noisy rounds do not wear it away.
         kept = self.memory**reward.trust
         total[probed] = kept * total[probed] + reward.trust * reward.standardised()
         weight[probed] = kept * weight[probed] + reward.trust
         moved = logits.copy()
-        mean = total[probed] / (self._prior + weight[probed])
+        mean = total[probed] / (_START_WEIGHT + weight[probed])
         moved[probed] = self._start[probed] + self.reach * reward.gate * mean
         return moved
 
 
-# Names as users type them.
+# Weight of the start in `Anchored`, in fully trusted rounds.
+_START_WEIGHT = 0.25
+# Names as recipes spell them.
 RULES: dict[str, type[Rule]] = {
     "gradient": PolicyGradient,
     "mirror": Mirror,
@@ -180,7 +177,33 @@ RULES: dict[str, type[Rule]] = {
 }
 
 
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise RecipeError(f"{name} must be above 0, found {value}")
-    return value
+class Adam:
+    """Adam for a few numbers, of which only some are measured at a time; the others keep their moments and counts.
+
+    Args:
+        size: How many numbers there are.
+    """
+
+    _decay, _decay_squares, _epsilon = 0.9, 0.999, 1e-12
+
+    def __init__(self, size: int) -> None:
+        self._state = {name: np.zeros(size) for name in ("count", "mean", "square")}
+
+    def direction(self, gradient: Vector, measured: NDArray[np.int64]) -> Vector:
+        """Take the gradient of the measured numbers; return how far each should move, in steps."""
+        count, mean, square = self._state.values()
+        count[measured] += 1
+        mean[measured] = self._decay * mean[measured] + (1 - self._decay) * gradient
+        square[measured] = self._decay_squares * square[measured] + (1 - self._decay_squares) * gradient**2
+        unbiased_mean = mean[measured] / (1 - self._decay ** count[measured])
+        unbiased_square = square[measured] / (1 - self._decay_squares ** count[measured])
+        return np.asarray(unbiased_mean / (np.sqrt(unbiased_square) + self._epsilon))
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return counts and moments as JSON values."""
+        return {name: values.tolist() for name, values in self._state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name, values in self._state.items():
+            values[:] = state[name]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mixfluence.config.samplers import CrispSection
 from mixfluence.errors import DataError
 from mixfluence.report.folders import RunFolder
 
@@ -96,7 +95,7 @@ def _changed_datasets(runs: Sequence[Labelled]) -> Iterator[str]:
     seen: dict[str, tuple[str, str]] = {}
     told = set()
     for name, run in runs:
-        datasets = {} if isinstance(run.recipe.strategy, CrispSection) else run.record["datasets"]
+        datasets = {} if run.recipe.strategy.clusters else run.record["datasets"]
         for dataset, facts in datasets.items():
             holder, fingerprint = seen.setdefault(dataset, (name, facts["fingerprint"]))
             if fingerprint != facts["fingerprint"] and dataset not in told:

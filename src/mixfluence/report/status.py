@@ -14,14 +14,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mixfluence.config.samplers import DoGESection, DoReMiSection, TDROSection
 from mixfluence.display import duration, mixture_table
 from mixfluence.recipe import Recipe
 from mixfluence.report.folders import RunFolder, read_run
 from mixfluence.report.tables import measure_table
 from mixfluence.run_folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, RECIPE_FILE, STAGES_FOLDER, TRACE_FILE
+from mixfluence.strategies import FINAL
 
-FINAL = "final"
 # A trace that has not grown for this many times its longest pause, and at least a minute, has probably ended.
 PATIENCE, LEAST_PATIENCE = 5, 60.0
 Trace = Sequence[Mapping[str, Any]]
@@ -144,13 +143,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
 
 def stage_steps(recipe: Recipe) -> dict[str, int]:
     """Return the names and steps of a recipe's runs, in order."""
-    section, steps = recipe.strategy, recipe.training.steps
-    stages = {}
-    if isinstance(section, DoReMiSection | TDROSection):
-        stages = {"reference": section.reference_steps, "proxy": section.proxy_steps}
-    elif isinstance(section, DoGESection):
-        stages = dict.fromkeys(["proxy", "second-proxy"][: section.rounds], section.proxy_steps)
-    return {name: own or steps for name, own in stages.items()} | {FINAL: steps}
+    return {stage.name: stage.steps for stage in recipe.strategy.stages(recipe)}
 
 
 def _current(run: RunFolder) -> tuple[str, Trace, Path]:

@@ -1,7 +1,7 @@
-"""Which dataset next: one small module per method."""
+"""Samplers: one module per method, which holds its recipe keys, behaviour, stages and name."""
 
 from mixfluence.strategies.aioli import Aioli
-from mixfluence.strategies.base import Strategy
+from mixfluence.strategies.base import FINAL, Stage, Strategy
 from mixfluence.strategies.cooldown import Cooldown
 from mixfluence.strategies.crisp import CRISP
 from mixfluence.strategies.doge import DoGE
@@ -14,7 +14,7 @@ from mixfluence.strategies.static import Static
 from mixfluence.strategies.target_only import TargetOnly
 from mixfluence.strategies.tdro import TDRO
 
-# Names as users type them.
+# Names as recipes spell them. A new sampler is one module and one line here.
 STRATEGIES: dict[str, type[Strategy]] = {
     "static": Static,
     "cooldown": Cooldown,
@@ -31,6 +31,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 __all__ = [
     "CRISP",
+    "FINAL",
     "STRATEGIES",
     "TDRO",
     "Aioli",
@@ -41,6 +42,7 @@ __all__ = [
     "InfDDS",
     "MultiDDS",
     "Replay",
+    "Stage",
     "Static",
     "Strategy",
     "TargetOnly",

@@ -1,18 +1,24 @@
-"""Aioli: datasets are tried out one after another in the training itself, and nothing is taken back."""
+"""Aioli: influences are measured during training itself, one dataset after another, without rolling back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence import Influences, Probe
-from mixfluence.policy import UNIFORM, Initial, Vector, lift, softmax
+from mixfluence.influence import Probe, Probing
+from mixfluence.policy import UNIFORM, InitialField, Vector, lift, softmax
 from mixfluence.policy.evidence import ROUNDING
-from mixfluence.strategies.base import Strategy, refuse_below, refuse_not_positive
+from mixfluence.schema import Count, Fraction, Positive, PositiveShare, Share, WholeNumber
+from mixfluence.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.influence import Influences
 
 NONE = np.array([], np.int64)
 
@@ -20,110 +26,105 @@ NONE = np.array([], np.int64)
 class Aioli(Strategy):
     """Measure influences in line (Chen et al., arXiv 2411.05735): every step of a measurement trains the model.
 
-    Every `update_every` steps comes a sweep: each dataset in turn gets a block of `block_steps` steps. The dev sets
-    are looked at before the first block and after each; a block's gain is the change from one look to the next, so
-    nothing is rolled back. Where blocks draw other datasets too, a small linear system undoes that. Each dataset's
-    share of the total influence is added to its logit.
+    Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps. The dev sets
+    are evaluated before the first block and after each; the gain of a block is the change between evaluations, so
+    nothing is rolled back. Where blocks draw other datasets too, a small linear system corrects for that. Each
+    dataset's share of the total influence is added to its logit.
 
-    Much cheaper than `InfDDS`, and blunter: a block starts from the model and the momentum that the one before it
-    left, and datasets x block steps of every `update_every` steps are drawn evenly, whatever was learned. Prefer
-    `InfDDS` when there is time for probes, or when there are many datasets and few steps.
+    Much cheaper than `InfDDS`, and less precise: a block starts from the model and the momentum that the previous one
+    left, and datasets x block steps of every `update_every` steps are drawn evenly. Prefer `InfDDS` when there is time
+    for probes, or when there are many datasets and few steps.
 
-    New weights act only on batches not yet drawn: leave the loader without workers, as is the default, or a block
-    would train on batches of the one before it. There is no limit on epochs, because a block must draw its dataset.
+    New weights affect only batches not yet drawn: keep the loader without workers, as is the default, or a block would
+    train on batches of the previous one. There is no limit on epochs, because a block must draw its dataset.
 
-    Cost per sweep: no training step, and (datasets + 1) looks at every dev batch. Memory: 0 parameter sizes.
+    Cost per sweep: no training step, and (datasets + 1) dev evaluations. Memory: none.
 
-    Args:
-        init: Where the logits start; uniform if None.
+    Attributes:
+        init: The initial distribution.
         update_every: Steps from the start of a sweep to that of the next.
         warmup_steps: Steps before the first sweep.
-        block_steps: Steps of a block. The fewer, the more of its gain is due to the momentum of the block before.
+        block_steps: Steps of a block. With fewer, more of its gain is due to the momentum of the previous block.
         focus: Probability of a block's dataset in its block; the others share the rest evenly. A batch holds one
             dataset, so below 1 it is left to chance how often a block draws its own, and measurements are noisier.
         step: Change of a logit per share of the total influence.
         memory: None to add up the shares of all sweeps. With a number, logits are the start plus `step` times a moving
             mean of shares that keeps this part of itself; no ratio of weights then changes by more than exp(step).
-        probe: Its `metric`, `dev_batch_size` and `aggregate` say how a look is done; nothing else of it is used.
+        probe: Its `metric`, `dev_batch_size` and `aggregate` are used, nothing else of it.
         freeze_below: No sweep starts while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset outside sweeps.
     """
 
-    def __init__(
-        self,
-        init: Initial | None = None,
-        *,
-        update_every: int = 100,
-        warmup_steps: int = 25,
-        block_steps: int = 4,
-        focus: float = 1.0,
-        step: float = 0.3,
-        memory: float | None = None,
-        probe: Probe | None = None,
-        freeze_below: float = 0.1,
-        floor: float = 0.0,
-    ) -> None:
-        refuse_below(warmup_steps=(warmup_steps, 0), block_steps=(block_steps, 1))
-        refuse_not_positive(step=step)
-        if memory is not None and not 0 <= memory < 1:
-            raise RecipeError(f"memory must be at least 0 and below 1, found {memory}")
-        self.init = init or UNIFORM
-        self.update_every = update_every
-        self.warmup_steps = warmup_steps
-        self.block_steps = block_steps
-        self.focus = focus
-        self.step = step
-        self.memory = memory
-        self.probe: Probe = probe or Probe()
-        self.freeze_below = freeze_below
-        self.floor = floor
+    title = "Aioli"
+    needs_dev = True
+    name: Literal["aioli"] = "aioli"
+    max_epochs: None = None
+    init: InitialField = UNIFORM
+    update_every: Count = 100
+    warmup_steps: WholeNumber = 25
+    block_steps: Count = 4
+    focus: PositiveShare = 1.0
+    step: Positive = 0.3
+    memory: Fraction | None = None
+    probe: Probe = Field(default_factory=Probe)
+    freeze_below: Share = 0.1
+    floor: Share = 0.0
+
+    @property
+    def probing(self) -> Probing:
+        """Dev evaluations only: there are no candidates to probe."""
+        return Probing(self.probe, steps=0)
+
+    def shortened(self, steps: int) -> Strategy:
+        """Return the strategy with its sweep in the middle; the interval must hold a sweep."""
+        return self._with(warmup_steps=steps // 2, freeze_below=0.0)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set the logits to where they start, and refuse sweeps that cannot be done."""
+        """Set the logits to the initial distribution, and refuse impossible sweeps."""
         self._names = list(sizes)
         self._start = self.init.logits(sizes)
-        # A dataset with a weight of zero is never drawn, in a block neither.
+        # A dataset of weight zero is never drawn, not even in a block.
         self._tried = np.flatnonzero(np.isfinite(self._start))
         self._gains = np.zeros(len(self._names))
-        self._looks: list[list[float]] = []
+        self._dev_evals: list[list[float]] = []
         self._sweeps = 0
         self._refuse_impossible_sweeps()
-        self.weights()  # a floor that does not fit is refused before anything is trained
+        self.weights()  # an impossible floor is refused before training starts
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the learned distribution, or in a sweep that of the block."""
-        if not self._looks:
+        """Return the learned distribution, or that of the current block during a sweep."""
+        if not self._dev_evals:
             return self.outcome()
         weights = np.zeros(len(self._names))
-        weights[self._tried] = self._mixtures()[len(self._looks) - 1]
+        weights[self._tried] = self._mixtures()[len(self._dev_evals) - 1]
         return weights
 
     def outcome(self) -> Vector:
-        """Return the learned distribution, also in the middle of a sweep."""
+        """Return the learned distribution, also during a sweep."""
         return lift(softmax(self._start + self.step * self._gains), self.floor)
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a sweep is to start, or a block of it has ended."""
+        """Return whether a sweep should start, or one of its blocks has ended."""
         since = step - self.warmup_steps
         if step == 0 or since < 0:
             return False
-        if not self._looks:
+        if not self._dev_evals:
             return since % self.update_every == 0 and relative_rate >= self.freeze_below
-        return since % self.update_every == len(self._looks) * self.block_steps
+        return since % self.update_every == len(self._dev_evals) * self.block_steps
 
     def candidates(self) -> NDArray[np.int64]:
-        """Return none: only the dev sets are looked at."""
+        """Return none: only the dev sets are evaluated."""
         return NONE
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Take a look at the dev sets; after the last block of a sweep, move the logits."""
+        """Record a dev evaluation; after the last block of a sweep, move the logits."""
         if not np.isfinite(influences.base).all():
             self._end_sweep()
             return {"dropped": "a dev metric is not a number"}
-        self._looks.append(influences.base.tolist())
-        if len(self._looks) <= len(self._tried):
-            return {"block": self._names[self._tried[self._order()[len(self._looks) - 1]]]}
-        measured = self._measured(influences.targets)
+        self._dev_evals.append(influences.base.tolist())
+        if len(self._dev_evals) <= len(self._tried):
+            return {"block": self._names[self._tried[self._order()[len(self._dev_evals) - 1]]]}
+        measured = self._measured(influences)
         values, _ = measured.combine(self.probe.aggregate)
         self._learn(_shares(values))
         self._end_sweep()
@@ -136,19 +137,19 @@ class Aioli(Strategy):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, and how far the sweep has come."""
-        return {"gains": self._gains.tolist(), "looks": list(self._looks), "sweeps": self._sweeps}
+        """Return what was learned and the progress of the sweep."""
+        return {"gains": self._gains.tolist(), "dev_evals": list(self._dev_evals), "sweeps": self._sweeps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._gains = np.array(state["gains"])
-        self._looks = list(state["looks"])
+        self._dev_evals = list(state["dev_evals"])
         self._sweeps = state["sweeps"]
 
     def _order(self) -> NDArray[np.int64]:
-        """Return the order of a sweep's blocks: of every two, one is the other backwards.
+        """Return the order of a sweep's blocks; every second sweep reverses the one before.
 
-        What only depends on when a block comes, as loss that falls ever more slowly, so evens out.
+        Effects of the time alone, such as a loss that falls ever more slowly, then cancel.
         """
         order = np.random.default_rng(self._sweeps // 2).permutation(len(self._tried))
         return order[::-1] if self._sweeps % 2 else order
@@ -160,14 +161,12 @@ class Aioli(Strategy):
             return one_hot
         return self.focus * one_hot + (1 - self.focus) / (len(self._tried) - 1) * (1 - one_hot)
 
-    def _measured(self, targets: list[str]) -> Influences:
-        """Return what a step on each tried dataset does for each target, from the looks of a sweep."""
-        metric = self.probe.metric
-        sign = 1 if not isinstance(metric, str) and metric.higher_is_better else -1
-        looks = np.array(self._looks)
-        gains = sign * np.diff(looks, axis=0) / self.block_steps
+    def _measured(self, latest: Influences) -> Influences:
+        """Return what a step on each dataset does for each target, from the evaluations of a sweep."""
+        evals = np.array(self._dev_evals)
+        gains = latest.sign * np.diff(evals, axis=0) / self.block_steps
         on_targets = np.linalg.solve(self._mixtures(), gains)
-        return Influences(self._tried, NONE, targets, looks[0], list(on_targets.T[:, :, None]))
+        return replace(latest, probed=self._tried, failed=NONE, base=evals[0], gains=list(on_targets.T[:, :, None]))
 
     def _learn(self, shares: Vector) -> None:
         before = self._gains[self._tried]
@@ -178,7 +177,7 @@ class Aioli(Strategy):
             self._gains[self._tried] = kept * before + (1 - kept) * shares
 
     def _end_sweep(self) -> None:
-        self._looks = []
+        self._dev_evals = []
         self._sweeps += 1
 
     def _named(self, values: Vector) -> dict[str, float]:

@@ -1,81 +1,164 @@
-"""What a sampler is to the rest of the program."""
+"""The contract between a sampler and the rest of the package."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence import Influences, Measurement, Reptile
+from mixfluence.influence import Probing
 from mixfluence.policy import Vector
+from mixfluence.schema import Positive, Section
+
+if TYPE_CHECKING:
+    from mixfluence.clustering import Partition
+    from mixfluence.data.mixture import Mixture
+    from mixfluence.influence import Influences
+    from mixfluence.recipe import Recipe
+
+FINAL = "final"
 
 
-class Strategy(ABC):
-    """Decides how likely each dataset is to give the next batch.
-
-    A strategy sees sizes and measurements, never the trainer or the model. The trainer calls `start`
-    once, asks `weights` before every draw, and saves `state_dict` with each checkpoint. One that says how it wants
-    datasets probed is asked after every step whether a round is `due`, and gets what was measured by `update`.
+@dataclass(frozen=True)
+class Stage:
+    """One of the training runs that a method consists of.
 
     Attributes:
-        max_epochs: How often a row may be seen at most; None for no limit. The sampler enforces it,
-            because only the sampler knows how many rows were drawn.
-        probe: How datasets are to be measured: by a `Probe` that trains on them, or by the `Alignment` of
-            their gradients with those of the dev sets; None for a strategy that needs no measurement.
-        inner_steps: Batches of a dataset that a measurement takes: training steps of a probe.
-        subset: How many datasets, drawn anew, a round measures; None for all.
-        reptile: How the model follows its probes; None if it does not.
+        name: `final` for the last one, whose model is the result.
+        steps: Training steps.
+        strategy: Returns its sampler, given the mixture found by the stage or clustering before it.
+        against: The stage whose model is the reference for the losses of this one; None for plain training.
     """
 
-    max_epochs: float | None = None
-    probe: Measurement | None = None
-    inner_steps: int = 0
-    subset: int | None = None
-    reptile: Reptile | None = None
+    name: str
+    steps: int
+    strategy: Callable[[Mapping[str, float]], Strategy]
+    against: str | None = None
 
-    @abstractmethod
+
+class Strategy(Section):
+    """Decides how likely each dataset is to give the next batch.
+
+    The annotated fields of a strategy are its keys in a recipe. A strategy sees sizes and measurements, never the
+    trainer or the model. The trainer calls `start` once, asks `weights` before every draw, and saves `state_dict` with
+    each checkpoint. A strategy with `probing` is asked after every step whether a round is `due`, and gets the
+    measured influences by `update`. State is kept in attributes that begin with an underscore.
+
+    Attributes:
+        name: The word for it in recipes, a `Literal` in subclasses.
+        title: Its name in tables; the class name if empty.
+        needs_dev: Whether it cannot work without a dev set.
+        clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
+        own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
+            own passages alone, where rows have hard negatives.
+        max_epochs: Most passes over any dataset; None for no limit. The sampler enforces it.
+    """
+
+    title: ClassVar[str] = ""
+    needs_dev: ClassVar[bool] = False
+    clusters: ClassVar[bool] = False
+    own_negatives_only: ClassVar[bool] = False
+    name: str = ""
+    max_epochs: Positive | None = None
+
+    # What recipes, plans, tables and experiments ask.
+
+    @property
+    def label(self) -> str:
+        """The title, with what tells variants apart."""
+        return self.title or type(self).__name__
+
+    @property
+    def start_label(self) -> str:
+        """A short description of the initial distribution."""
+        init = getattr(self, "init", None)
+        return init.label if init else ""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise a ValueError if the strategy cannot work in a recipe."""
+        if self.needs_dev and not recipe.dev:
+            raise ValueError(f"strategy {self.name} needs at least one dev set")
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        """Return the training runs of the method, in order."""
+        return [Stage(FINAL, recipe.training.steps, lambda found: self)]
+
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition | None:
+        """Return clusters of the pool and their weights; None to sample the datasets themselves.
+
+        Args:
+            mixture: The training datasets.
+            targets: The dev sets.
+            least_rows: Rows that a cluster must have to fill a batch.
+            seed: Seed of the clustering.
+        """
+        return None
+
+    def shortened(self, steps: int) -> Strategy:
+        """Return a strategy for a run of a few steps that costs as much per step, with an update in the middle."""
+        middle = {"update_every": max(1, steps // 2), "warmup_steps": steps // 2, "freeze_below": 0.0}
+        changes = {**middle, "reference_steps": None, "proxy_steps": None, "max_epochs": None}
+        return self._with(**{key: value for key, value in changes.items() if key in type(self).model_fields})
+
+    # What the trainer asks.
+
+    @property
+    def probing(self) -> Probing | None:
+        """How datasets are measured; None for a strategy that needs no measurement."""
+        return None
+
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Take the datasets' names and sizes, in the order of every later vector."""
+        """Reset the state. Names and sizes of the datasets are in the order of every later vector."""
+        raise RecipeError(f"{self.label} finds its mixture before training: use it in a recipe")
 
-    @abstractmethod
     def weights(self, progress: float = 0.0) -> Vector:
         """Return the current probability of each dataset.
 
         Args:
-            progress: The part of the run's batches that have been drawn, for a strategy that keeps a schedule.
+            progress: The share of the run's batches drawn so far, for strategies with a schedule.
         """
+        raise NotImplementedError
 
     def outcome(self) -> Vector | None:
-        """Return the mixture that a later run should train on, for a strategy that looks for one; None for others."""
+        """Return the mixture that a later run should train on; None for a strategy that does not look for one."""
         return None
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether datasets are to be probed after a step.
+        """Return whether datasets should be measured after a step.
 
         Args:
             step: Steps trained.
-            relative_rate: The learning rate of the next step, divided by the greatest of the schedule.
+            relative_rate: The learning rate of the next step, divided by the maximum of the schedule.
         """
         return False
 
     def candidates(self) -> NDArray[np.int64]:
-        """Return the datasets worth measuring: those that may be drawn. With none, only the dev sets are looked at."""
+        """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""
         return np.flatnonzero(self.weights() > 0)
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Take what was measured; return, by name, what the trace should say of it beyond the influences.
+        """Take what was measured; return, by name, what the trace should say beyond the influences.
 
-        A list in it has one value per dataset that was measured. A strategy that asks for probes only to have them
-        traced need not do anything.
+        A list has one value per measured dataset.
         """
         return {}
 
+    def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
+        """Return the factor of a batch's loss, in a stage trained against a reference.
+
+        Args:
+            dataset: The dataset of the batch.
+            losses: Loss of each query.
+            reference: Loss of each query under the reference, on the same batch with the same negatives.
+        """
+        return 1.0
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs beyond the constructor's arguments, as JSON values."""
+        """Return the state that a resumed run needs, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -83,27 +166,11 @@ class Strategy(ABC):
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, found {sorted(state)}")
 
+    def _with(self, **changes: Any) -> Self:
+        """Return a copy with other settings and no state."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
 
 def at_interval(step: int, every: int, after: int) -> bool:
     """Return whether a multiple of `every` steps has passed since step `after`; never at step 0."""
     return step > 0 and step >= after and (step - after) % every == 0
-
-
-def refuse_below(**options: tuple[float | None, float]) -> None:
-    """Refuse options that are below the least they may be: name=(value, least)."""
-    for name, (value, least) in options.items():
-        if value is not None and value < least:
-            raise RecipeError(f"{name} must be at least {least}, found {value}")
-
-
-def refuse_not_positive(**options: float) -> None:
-    """Refuse options that are not above zero."""
-    for name, value in options.items():
-        if not value > 0:
-            raise RecipeError(f"{name} must be above 0, found {value}")
-
-
-def refuse_no_epochs(max_epochs: float | None) -> None:
-    """Refuse a limit on epochs that would let no row be drawn."""
-    if max_epochs is not None and not max_epochs > 0:
-        raise RecipeError(f"max_epochs must be above 0, found {max_epochs}")

@@ -1,28 +1,100 @@
-"""CRISP: clusters of training rows are drawn as often as the dev rows fall into them."""
+"""CRISP: clusters of training rows are drawn as often as dev rows fall into them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from mixfluence.policy import Weights
+from mixfluence.schema import NonNegative
+from mixfluence.strategies.base import FINAL, Stage, Strategy
 from mixfluence.strategies.static import Static
 
+if TYPE_CHECKING:
+    from mixfluence.clustering import Partition
+    from mixfluence.data.mixture import Mixture
+    from mixfluence.recipe import Recipe
 
-class CRISP(Static):
+logger = logging.getLogger(__name__)
+
+
+class CRISP(Strategy):
     """Clustered importance sampling (Grangier et al., ICLR 2025): train on what looks like the dev rows.
 
-    The "datasets" are the clusters that `mixfluence.clustering.partition` makes of the pool, with the weights it
-    finds; nothing changes while training. Looks at the text of the dev rows, not at what helps them: prefer `InfDDS`
-    when the useful rows need not look like the target, and `Static` when there are few dev rows or the pool has
-    nothing like them.
+    The pool is divided into clusters before training, and each is drawn by its share of the dev rows; nothing changes
+    during training. It compares texts, not what helps: prefer `InfDDS` when the useful rows need not look
+    like the target, and `Static` when there are few dev rows or the pool has nothing like them. In a script, call
+    `mixfluence.partition` and train with `Static(init=Weights(found.weights))` on `found.mixture`.
 
-    Cost: before training, one forward pass of a small encoder over all rows, and k-means; 0 training steps. Memory: 0
-    parameter sizes.
+    Cost: one forward pass of a small encoder over all rows, and k-means, before training. Memory: none.
 
-    Args:
-        weights: The probability of each cluster.
-        max_epochs: Most passes over any cluster: a small one with many dev rows would be drawn over and over.
+    Attributes:
+        encoder: The encoder that gives the vectors, as in `model.name`.
+        levels: Levels of the cluster tree.
+        branching: Clusters of a level; there are branching ** levels in all.
+        per: Cluster the whole `pool`, or each `dataset` by itself.
+        texts: Which texts of a row are encoded.
+        smoothing: Dev rows added to every cluster.
+        max_epochs: Most passes over any cluster: a small one with many dev rows would be repeated many times.
     """
 
-    def __init__(self, weights: Mapping[str, float], *, max_epochs: float | None = None) -> None:
-        super().__init__(Weights(weights), max_epochs=max_epochs)
+    title = "CRISP"
+    needs_dev = True
+    clusters = True
+    name: Literal["crisp"] = "crisp"
+    encoder: str = "minilm"
+    levels: Annotated[int, Field(ge=1, le=3)] = 1
+    branching: Annotated[int, Field(ge=2)] = 32
+    per: Literal["pool", "dataset"] = "pool"
+    texts: Literal["both", "query", "passage"] = "both"
+    smoothing: NonNegative = 0.0
+
+    @property
+    def label(self) -> str:
+        """The title with the number of clusters."""
+        return f"{self.title}-{self.branching**self.levels}"
+
+    @property
+    def start_label(self) -> str:
+        """Clusters have no initial distribution over datasets."""
+        return "clusters"
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse clusters of datasets with different prompts."""
+        super().check(recipe)
+        prompts = {(source.query_prompt, source.passage_prompt) for source in recipe.train.values()}
+        if self.per == "pool" and len(prompts) > 1:
+            raise ValueError("strategy.per: a cluster of the whole pool needs one prompt; use per: dataset")
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        """Return one run that draws clusters by the weights found."""
+        return [Stage(FINAL, recipe.training.steps, self._drawing)]
+
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
+        """Cluster the pool and weigh each cluster by its dev rows."""
+        from mixfluence.clustering import partition
+        from mixfluence.encoders import load_encoder
+
+        logger.info("clustering %d rows", sum(mixture.sizes.values()))
+        return partition(
+            mixture,
+            targets,
+            load_encoder(self.encoder),
+            levels=self.levels,
+            branching=self.branching,
+            per=self.per,
+            texts=self.texts,
+            smoothing=self.smoothing,
+            least_rows=least_rows,
+            seed=seed,
+        )
+
+    def shortened(self, steps: int) -> Strategy:
+        """Return static sampling of the datasets, which costs as much per step."""
+        return Static()
+
+    def _drawing(self, found: Mapping[str, float]) -> Strategy:
+        return Static(init=Weights(found), max_epochs=self.max_epochs)

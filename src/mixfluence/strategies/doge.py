@@ -1,84 +1,87 @@
-"""DoGE: a proxy run finds a mixture by the gradients of datasets and dev sets, for a later run to train on."""
+"""DoGE: a proxy run finds a mixture by gradients of datasets and dev sets, and a final run trains on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from mixfluence.errors import RecipeError
-from mixfluence.influence import Alignment, Influences
-from mixfluence.policy import UNIFORM, Initial, Vector, softmax
-from mixfluence.strategies.base import (
-    Strategy,
-    at_interval,
-    refuse_below,
-    refuse_no_epochs,
-    refuse_not_positive,
-)
+from mixfluence.influence import Probing, Projection
+from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
+from mixfluence.schema import Count, Fraction, Positive
+from mixfluence.strategies.base import FINAL, Stage, Strategy, at_interval
+from mixfluence.strategies.static import Static
+
+if TYPE_CHECKING:
+    from mixfluence.influence import Influences
+    from mixfluence.recipe import Recipe
 
 
 class DoGE(Strategy):
-    """Domain reweighting with generalisation estimation (Fan, Pagliardini and Jaggi, 2024): the proxy's part.
+    """Domain reweighting with generalisation estimation (Fan, Pagliardini and Jaggi, 2024).
 
-    A dataset's score is the projection of its gradient on the sum of the dev sets' gradients; scores are added to the
-    logarithms of the weights, a mirror step. What counts is `outcome`, the mean of the weights over all updates, as
-    the fixed mixture of a final run. Prefer `MultiDDS` when there is no time for two runs.
+    The score of a dataset is the projection of its gradient on the sum of the dev sets' gradients; scores are added to
+    the logarithms of the weights, a mirror step. The result is `outcome`, the mean of the weights over all updates,
+    and the fixed mixture of the final run. Prefer `MultiDDS` when there is no time for two runs.
 
     As published, a step of the proxy trains on all datasets, their gradients weighted, and updates the weights. Here
-    a batch has one dataset, so the weights are those it is drawn by, and one update of `update_every` times the size
-    stands for so many.
+    a batch has one dataset, so it is drawn by the weights, and one update of `update_every` times the size stands for
+    that many.
 
-    Published, a logarithm moves by eta_t / mu x score at every step, with a peak eta of 5e-4 and mu of 0.05. At the
-    learning rates of fine-tuning that is nothing, so mu is taken in proportion to the peak: eta_t / mu is then `step`
-    x the learning rate in parts of its peak, whatever that is. 5e-4 / 0.05 would be a step of 0.01; it is larger here,
+    As published, a logarithm moves by eta_t / mu x score at every step, with a peak eta of 5e-4 and mu of 0.05. At
+    the learning rates of fine-tuning that is negligible, so mu is taken in proportion to the peak: eta_t / mu is then
+    `step` x the learning rate relative to its peak. 5e-4 / 0.05 would be a step of 0.01; the default is larger
     because contrastive gradients of different datasets are nearly orthogonal (cosines of 0.03 to 0.07 on MiniLM).
 
-    Cost per update: one gradient of every dataset and one of every dev set, each about a training step. With M
-    datasets and N dev sets the proxy takes 1 + (M + N) / `update_every` times a plain run, and the final run comes on
-    top. Memory: 1 parameter size.
+    Cost per update: one gradient of every dataset and of every dev set, each about a training step. With M datasets
+    and N dev sets the proxy takes 1 + (M + N) / `update_every` times a plain run; the final run comes on top.
+    Memory: 1 parameter size.
 
-    Args:
-        init: Where the weights start; uniform if None. A dataset of weight zero stays out.
+    Attributes:
+        init: The initial distribution. A dataset of weight zero is never drawn.
+        rounds: Proxy runs; a second one starts from the mixture the first has found.
+        proxy_steps: Steps of a proxy run; as many as the final run if None.
         update_every: Steps between updates.
         step: Change of a logarithm per training step and unit of score, at the peak of the learning rate.
-        clip: Greatest score that counts; below zero all count as zero.
+        clip: Greatest score that counts; negative scores count as zero.
         smoothing: Share of the weights that is spread evenly at every update, so that no dataset is lost.
-        alignment: How gradients are compared. `Alignment(score="projection", preconditioned=True)` scores the step
-            that AdamW would take in place of the gradient.
-        max_epochs: Most passes over any dataset.
+        alignment: How gradients are compared; `preconditioned` scores AdamW's step in place of the gradient.
+        max_epochs: Most passes over any dataset in the final run.
     """
 
-    inner_steps = 1
+    title = "DoGE"
+    needs_dev = True
+    name: Literal["doge"] = "doge"
+    init: InitialField = UNIFORM
+    rounds: Annotated[int, Field(ge=1, le=2)] = 1
+    proxy_steps: Count | None = None
+    update_every: Count = 10
+    step: Positive = 0.1
+    clip: Positive = 5.0
+    smoothing: Fraction = 1e-3
+    alignment: Projection = Field(default_factory=Projection)
 
-    def __init__(
-        self,
-        init: Initial | None = None,
-        *,
-        update_every: int = 10,
-        step: float = 0.1,
-        clip: float = 5.0,
-        smoothing: float = 1e-3,
-        alignment: Alignment | None = None,
-        max_epochs: float | None = None,
-    ) -> None:
-        refuse_below(update_every=(update_every, 1))
-        refuse_not_positive(step=step, clip=clip)
-        if not 0 <= smoothing < 1:
-            raise RecipeError(f"smoothing must be at least 0 and below 1, found {smoothing}")
-        refuse_no_epochs(max_epochs)
-        self.init = init or UNIFORM
-        self.update_every = update_every
-        self.step = step
-        self.clip = clip
-        self.smoothing = smoothing
-        self.probe: Alignment = alignment or Alignment(score="projection")
-        self.max_epochs = max_epochs
+    @property
+    def start_label(self) -> str:
+        """The start of the proxy."""
+        return f"proxy, {self.init.label}"
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        """Return the proxy runs and the final run."""
+        steps = recipe.training.steps
+        proxies = [Stage(name, self.proxy_steps or steps, self._proxy) for name in ("proxy", "second-proxy")]
+        return [*proxies[: self.rounds], Stage(FINAL, steps, self._final)]
+
+    @property
+    def probing(self) -> Probing:
+        """One gradient per dataset."""
+        return Probing(self.alignment)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set the weights to where they start."""
+        """Set the weights to the initial distribution."""
         self._weights = softmax(self.init.logits(sizes))
         self._total = np.zeros_like(self._weights)
         self._updates = 0
@@ -98,7 +101,7 @@ class DoGE(Strategy):
         return at_interval(step, self.update_every, after=0)
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Shift weight between the datasets that were measured; the others keep theirs but for the smoothing."""
+        """Shift weight between the measured datasets; the others change by the smoothing alone."""
         scores, _ = influences.combine("mean")
         if len(scores) > 1:
             self._shift(influences.probed, np.clip(scores, 0.0, self.clip))
@@ -114,6 +117,12 @@ class DoGE(Strategy):
         """Restore what `state_dict` returned."""
         self._weights, self._total = np.array(state["weights"]), np.array(state["total"])
         self._updates = state["updates"]
+
+    def _proxy(self, found: Mapping[str, float]) -> Strategy:
+        return self._with(init=Weights(found) if found else self.init, max_epochs=None)
+
+    def _final(self, found: Mapping[str, float]) -> Strategy:
+        return Static(init=Weights(found), max_epochs=self.max_epochs)
 
     def _shift(self, probed: NDArray[np.int64], scores: Vector) -> None:
         weights = self._weights.copy()

@@ -1,69 +1,90 @@
-"""Group-DRO: the datasets on which a model lags behind a reference get more weight in its loss."""
+"""Group-DRO: datasets on which a proxy model lags behind a reference model get more weight in its loss."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mixfluence.errors import RecipeError
-from mixfluence.policy import Vector
-from mixfluence.strategies.base import Strategy, refuse_not_positive
+from mixfluence.policy import PROPORTIONAL, InitialField, Vector, Weights
+from mixfluence.schema import Count, Fraction, Positive
+from mixfluence.strategies.base import FINAL, Stage, Strategy
+from mixfluence.strategies.static import Static
 
-# No batch multiplies the odds of its dataset by more than e, however bad its losses are.
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
+
+# No batch multiplies the odds of its dataset by more than e, however large its losses are.
 MOST_MOVE = 1.0
 
 
 class GroupDRO(Strategy):
-    """Weights a proxy model's losses, to find a mixture for the run that follows.
+    """Weights the losses of a proxy model to find a mixture for the final run.
 
-    Batches are drawn uniformly; what moves is alpha, one weight per dataset, all of them summing to one. A batch
-    of dataset i is scored against a reference model, alpha_i follows the score, and the loss of the batch counts
-    alpha_i times the number of datasets, so that the expected loss is sum_i alpha_i loss_i.
+    Batches are drawn uniformly; alpha moves, one weight per dataset, summing to one. A batch of dataset i is scored
+    against a reference model, alpha_i follows the score, and the loss of the batch is multiplied by alpha_i times
+    the number of datasets, so that the expected loss is sum_i alpha_i loss_i.
 
-    The published methods see every dataset in every batch; here a batch is of one dataset. So only its alpha moves,
-    by the number of datasets times as much. A score counts relative to the mean of the last scores of all datasets:
-    that has no effect on what is expected, since alpha is normalised, but without it a dataset would rise by being
-    drawn more often than others. Scores of earlier batches serve for nothing else.
+    The published methods see every dataset in every batch; here a batch has one dataset. So only its alpha moves, by
+    the number of datasets times as much. A score counts relative to the mean of the last scores of all datasets:
+    this does not change the expectation, since alpha is normalised, but without it a dataset would rise by being
+    drawn more often than others.
 
-    Cost of the proxy: 4/3 training steps per step, the reference being one forward pass. Memory: the reference, one
+    Cost of a proxy step: 4/3 training steps, as the reference takes one forward pass. Memory: the reference, one
     parameter size. The reference and the final model are runs of their own.
 
-    Args:
+    Attributes:
+        init: The distribution of the reference run.
+        reference_steps: Steps of the reference run; as many as the final run if None.
+        proxy_steps: Steps of the proxy run; as many as the final run if None.
         rate: How far log alpha moves in a step per unit of score.
         smoothing: Share of the uniform distribution in alpha, mixed in at each step.
-
-    Attributes:
-        own_negatives_only: Whether losses should compare a query with its row's own passages alone, where rows have
-            hard negatives.
+        max_epochs: Most passes over any dataset in the final run.
     """
 
-    own_negatives_only = False
-
-    def __init__(self, rate: float, smoothing: float) -> None:
-        refuse_not_positive(rate=rate)
-        if not 0 <= smoothing < 1:
-            raise RecipeError(f"smoothing must be at least 0 and below 1, found {smoothing}")
-        self.rate = rate
-        self.smoothing = smoothing
+    init: InitialField = PROPORTIONAL
+    reference_steps: Count | None = None
+    proxy_steps: Count | None = None
+    rate: Positive = 0.02
+    smoothing: Fraction = 0.0
 
     @abstractmethod
     def score(self, losses: Vector, reference: Vector) -> float:
-        """Return how badly a batch needs training, by its queries' losses under the proxy and the reference."""
+        """Return how much a batch needs training, by its queries' losses under the proxy and the reference."""
 
     def scale(self, scores: Vector) -> float:
-        """Return what scores are divided by before they move log alpha.
+        """Return the number that scores are divided by before they move log alpha.
 
         Args:
-            scores: The last score of each dataset; the mean of the others for one that has none yet.
+            scores: The last score of each dataset; the mean of the others for one without a score.
         """
         return 1.0
 
     @abstractmethod
     def outcome(self) -> Vector:
         """Return the mixture that the final model should be trained on."""
+
+    @property
+    def start_label(self) -> str:
+        """The start of the reference run."""
+        return f"proxy, {self.init.label}"
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse cached gradients, with which the loss of each query is not known."""
+        super().check(recipe)
+        if recipe.training.mini_batch_size is not None:
+            raise ValueError(f"training.mini_batch_size: the proxy of {self.name} needs every query's loss")
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        """Return the reference, the proxy that is compared with it, and the final run."""
+        steps = recipe.training.steps
+        return [
+            Stage("reference", self.reference_steps or steps, lambda found: Static(init=self.init)),
+            Stage("proxy", self.proxy_steps or steps, lambda found: self._with(max_epochs=None), against="reference"),
+            Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=self.max_epochs)),
+        ]
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Set alpha to uniform."""
@@ -79,7 +100,7 @@ class GroupDRO(Strategy):
 
     @property
     def alpha(self) -> Vector:
-        """The weight of each dataset in the loss, all of them summing to one."""
+        """The weight of each dataset in the loss, summing to one."""
         return np.asarray(np.exp(self._log_alpha))
 
     @property
@@ -88,15 +109,7 @@ class GroupDRO(Strategy):
         return self._sum / self._steps if self._steps else self.alpha
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
-        """Learn from a batch, and return what its loss is to be multiplied by.
-
-        A batch with a loss that is not finite teaches nothing.
-
-        Args:
-            dataset: Which dataset the batch is of.
-            losses: Loss of each query under the proxy.
-            reference: Loss of each query under the reference, on the same batch with the same negatives.
-        """
+        """Learn from a batch, unless a loss is not finite, and return the factor of its loss."""
         if np.isfinite(losses).all() and np.isfinite(reference).all():
             self._update(dataset, self.score(losses, reference))
         return float(self.alpha[dataset]) * len(self._log_alpha)

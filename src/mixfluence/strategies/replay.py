@@ -1,26 +1,44 @@
-"""The weights of another run, held fixed: the control that shows whether it matters that weights change."""
+"""Replay: the weights of another run, held fixed. The control that shows whether it matters that weights change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
-from mixfluence.policy import Weights
-from mixfluence.strategies.static import Static
+from mixfluence.data.weights import replayed_weights
+from mixfluence.policy import Vector, Weights, softmax
+from mixfluence.schema import PathLike
+from mixfluence.strategies.base import Strategy
 
 
-class Replay(Static):
+class Replay(Strategy):
     """Draw every batch from the distribution that another run ended with, or had on average.
 
-    A control: if it does as well as the run it replays, what helped was the mixture, and not that it changed on
-    the way. `mixfluence.data.weights.replayed_weights` reads the weights from that run's folder. Use `Static` for a
-    mixture of your own.
+    A control: if it does as well as the run it replays, the mixture helped, and not that it changed during
+    training. Use `Static` for a mixture of your own.
 
     Costs no training step and no memory, beyond those of the run it replays.
 
-    Args:
-        weights: The probability of each dataset.
-        max_epochs: Most passes over any dataset; take that of the run that is replayed.
+    Attributes:
+        run: The folder of the run to replay.
+        which: `final` for the weights it ended with, `average` for their mean over all batches.
+        max_epochs: Most passes over any dataset; use that of the replayed run.
     """
 
-    def __init__(self, weights: Mapping[str, float], *, max_epochs: float | None = None) -> None:
-        super().__init__(Weights(weights), max_epochs=max_epochs)
+    title = "Replay"
+    name: Literal["replay"] = "replay"
+    run: PathLike
+    which: Literal["final", "average"] = "average"
+
+    @property
+    def start_label(self) -> str:
+        """Which weights of which run."""
+        return f"{self.which} of {self.run.name}"
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        """Read the weights."""
+        self._weights = softmax(Weights(replayed_weights(self.run, self.which)).logits(sizes))
+
+    def weights(self, progress: float = 0.0) -> Vector:
+        """Return the distribution fixed by `start`."""
+        return self._weights

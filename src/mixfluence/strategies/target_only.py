@@ -1,56 +1,61 @@
-"""Only the targets' own training rows: the control that shows whether mixing helps at all."""
+"""Target-only sampling: the control that shows whether mixing helps at all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field
 
 from mixfluence.errors import RecipeError
-from mixfluence.policy import UNIFORM, Initial, Vector, softmax
-from mixfluence.strategies.base import Strategy, refuse_no_epochs
+from mixfluence.policy import UNIFORM, InitialField, Vector, softmax
+from mixfluence.strategies.base import FINAL, Stage, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
 
 
 class TargetOnly(Strategy):
-    """Draw only training datasets that are named like a target, and nothing else of the pool.
+    """Draw only the training datasets named like a target.
 
     A control, not a method: a sampler that does not beat it has gained nothing from the other datasets. It exists
     only where a target has training rows of its own; `Static` with explicit weights draws any other part of the pool.
 
     Costs no training step and no memory.
 
-    Args:
-        targets: Names of the dev sets. One without a training dataset of its name is passed over, but not all may be.
-        init: How the drawn datasets share the probability among themselves; uniform if None.
+    Attributes:
+        targets: Names of the targets; the dev sets of the recipe if empty. Targets without a training dataset of their
+            name are ignored, but at least one must have one.
+        init: How the drawn datasets share the probability.
         max_epochs: Most passes over any dataset.
     """
 
-    def __init__(
-        self, targets: Sequence[str], init: Initial | None = None, *, max_epochs: float | None = None
-    ) -> None:
-        refuse_no_epochs(max_epochs)
-        self.targets = list(targets)
-        self.init = init or UNIFORM
-        self.max_epochs = max_epochs
+    title = "Target only"
+    needs_dev = True
+    name: Literal["target-only"] = "target-only"
+    targets: list[str] = Field(default_factory=list)
+    init: InitialField = UNIFORM
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        """Return one run, with the recipe's dev sets as targets."""
+        own = self if self.targets else self._with(targets=list(recipe.dev))
+        return [Stage(FINAL, recipe.training.steps, lambda found: own)]
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Fix the distribution."""
         own = np.array([name in self.targets for name in sizes])
         if not own.any():
             raise RecipeError(
-                f"no target has a training dataset of its own: the targets are {_listed(self.targets)}, "
-                f"the training datasets {_listed(sizes)}"
+                f"no target has a training dataset of its own: the targets are {', '.join(self.targets) or 'none'}, "
+                f"the training datasets {', '.join(sizes)}"
             )
         logits = np.where(own, self.init.logits(sizes), -np.inf)
         if not np.isfinite(logits).any():
-            drawn = [name for name in sizes if name in self.targets]
-            raise RecipeError(f"init gives a weight of 0 to all that may be drawn: {_listed(drawn)}")
+            drawn = ", ".join(name for name in sizes if name in self.targets)
+            raise RecipeError(f"init: gives a weight of 0 to all datasets that may be drawn: {drawn}")
         self._weights = softmax(logits)
 
     def weights(self, progress: float = 0.0) -> Vector:
         """Return the distribution fixed by `start`."""
         return self._weights
-
-
-def _listed(names: Sequence[str] | Mapping[str, int]) -> str:
-    return ", ".join(names) or "none"

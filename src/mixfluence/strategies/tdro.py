@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
-from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector
+from mixfluence.schema import PositiveShare
 from mixfluence.strategies.group_dro import GroupDRO
 
 # Below this many nats the reference has solved a query, and a ratio to its loss says nothing. The published bound is
@@ -19,30 +20,28 @@ class TDRO(GroupDRO):
     """Group-DRO on the loss of a proxy in proportion to a reference's (Ma et al. 2025); see `GroupDRO` for the step.
 
     The score of a batch is the mean over its queries of loss / reference loss, by the row's own passages where rows
-    have hard negatives. Scores of all datasets are divided by their norm, and the mixture it finds is the last alpha.
+    have hard negatives. Scores of all datasets are divided by their norm, and the mixture is the last alpha.
     Prefer `DoReMi` when the reference solves most queries: ratios to small losses are noisy.
 
     The published code mixes datasets in a batch, divides reference losses by their sum over it and clips the gradient
     of log alpha to norm 1, which at that scale always acts. Over a batch of one dataset such a sum would hide how
-    datasets differ, so reference losses stay as they are; and a score clipped alone would always be 1, so the norm is
+    datasets differ, so reference losses are not divided; and a score clipped alone would always be 1, so the norm is
     that of the last scores of all datasets.
 
-    Cost of a proxy step: 4/3 training steps; with a reference and a final run of equal length, 3.33 training
-    steps per step of the final run. Memory: 1 parameter size.
+    Cost: with a reference and a proxy as long as the final run, 3.33 training steps per step of the final run.
+    Memory: 1 parameter size.
 
-    Args:
+    Attributes:
         rate: Length of the step of log alpha.
         keep: Share of the datasets that the final run draws from, uniformly: those with the largest alpha (the
             published choice is 0.7). None draws from all of them by alpha.
     """
 
+    title = "tDRO"
     own_negatives_only = True
-
-    def __init__(self, rate: float = 0.02, keep: float | None = None) -> None:
-        if keep is not None and not 0 < keep <= 1:
-            raise RecipeError(f"keep must be above 0 and at most 1, found {keep}")
-        super().__init__(rate, smoothing=0.0)
-        self.keep = keep
+    name: Literal["tdro"] = "tdro"
+    smoothing: Literal[0.0] = 0.0
+    keep: PositiveShare | None = None
 
     def score(self, losses: Vector, reference: Vector) -> float:
         """Return the mean ratio; a query that the reference has solved counts with its plain loss."""
@@ -57,7 +56,7 @@ class TDRO(GroupDRO):
         """Return the last alpha, or the uniform distribution over the best datasets."""
         if self.keep is None:
             return self.alpha
-        # Rounded first: 0.29 x 100 is a little below 29.
+        # Rounded first: 0.29 x 100 is slightly below 29.
         kept = max(1, math.floor(round(self.keep * len(self.alpha), 9)))
         best = np.argsort(-self._log_alpha, kind="stable")[:kept]
         mixture = np.zeros(len(self.alpha))

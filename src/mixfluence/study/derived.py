@@ -97,7 +97,7 @@ def _pairs(derivation: Derivation) -> PairsSource:
 
 def _drawn(sources: Sequence[Source], seed: int) -> Iterator[dict[str, Any]]:
     """Yield as many rows as the first source has, drawn from all sources without repetition."""
-    from mixfluence.assembly import read_rows
+    from mixfluence.data.reading import read_rows
 
     sets = [read_rows(source).rows for source in sources]
     places = [(rows, place) for rows in sets for place in range(len(rows))]

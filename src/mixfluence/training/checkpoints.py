@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+from accelerate.utils import broadcast_object_list
+from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -85,6 +87,18 @@ def newest_whole(folder: Path | str) -> Path | None:
             return checkpoint
         logger.warning("%s cannot be used: %s; looking for the one before it", checkpoint, reason)
     return None
+
+
+def resumable_checkpoint(args: SentenceTransformerTrainingArguments) -> str | None:
+    """Return the newest whole checkpoint, the same on every process; None to start from step 0."""
+    found: list[str | None] = [None]
+    if args.process_index == 0 and list_checkpoints(args.output_dir):
+        whole = newest_whole(args.output_dir)
+        found = [str(whole) if whole else None]
+        if whole is None:
+            logger.warning("%s: no checkpoint can be used, starting again from step 0", args.output_dir)
+    broadcast_object_list(found)
+    return found[0]
 
 
 def refuse_damaged(checkpoint: Path) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import embed_columns, packed
-from mixfluence.strategies.group_dro import GroupDRO
+from mixfluence.strategies import Strategy
 from mixfluence.training.packing import prepare_attention
 
 Features = dict[str, Any]
@@ -82,7 +82,7 @@ class GroupLoss(nn.Module):
         self.model = model
         self._reference = reference
         self._weigh = weigh
-        self._temperature = temperature
+        self.temperature = temperature
         self._own_negatives_only = own_negatives_only
         self._gather_across_devices = gather_across_devices
 
@@ -103,20 +103,20 @@ class GroupLoss(nn.Module):
         precision = torch.promote_types(columns[0].dtype, torch.float32)
         queries, *passages = (F.normalize(column.to(precision), dim=-1) for column in columns)
         if self._own_negatives_only and len(passages) > 1:
-            scores = torch.einsum("qd,pqd->qp", queries, torch.stack(passages)) / self._temperature
+            scores = torch.einsum("qd,pqd->qp", queries, torch.stack(passages)) / self.temperature
             return torch.logsumexp(scores, dim=1) - scores[:, 0]
         place = 0
         if self._gather_across_devices:
             passages = [all_gather_with_grad(column) for column in passages]
             place = torch.distributed.get_rank() * len(queries)
-        scores = queries @ torch.cat(passages).T / self._temperature
+        scores = queries @ torch.cat(passages).T / self.temperature
         return torch.logsumexp(scores, dim=1) - scores.diagonal(place)
 
 
 def group_losses(
     model: SentenceTransformer,
     reference: SentenceTransformer,
-    strategy: GroupDRO,
+    strategy: Strategy,
     names: Sequence[str],
     temperature: float = 0.02,
     *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor, nn
 
 from mixfluence.influence import embed_columns, packed
+from mixfluence.training.distillation import M3Distillation
 
 
 class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
@@ -52,3 +53,7 @@ def info_nce(
         else CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
     )
     return loss
+
+
+# Names as recipes spell them.
+LOSSES: dict[str, Callable[..., nn.Module]] = {"info-nce": info_nce, "m3-kd": M3Distillation}

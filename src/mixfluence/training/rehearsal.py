@@ -107,7 +107,7 @@ def _culprits(build: Build, host: Mapping[str, Any]) -> list[str]:
         finally:
             os.environ[variable] = value
 
-    arguments = [f"training.host.{name}" for name in host if works_without(name)]
+    arguments = [f"training.trainer_args.{name}" for name in host if works_without(name)]
     return arguments or [name for name in sorted(os.environ.keys() - set(GROUP)) if works_unset(name)]
 
 

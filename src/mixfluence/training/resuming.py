@@ -51,7 +51,7 @@ def identity(
     """
     return {
         "fingerprints": mixture.fingerprints,
-        "dev_fingerprints": dev.fingerprints if dev and strategy.probe else {},
+        "dev_fingerprints": dev.fingerprints if dev and strategy.probing else {},
         "settings": {**fixed_settings(args), "strategy": type(strategy).__name__},
     }
 

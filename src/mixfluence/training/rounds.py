@@ -15,7 +15,7 @@ from accelerate import DistributedType
 
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import DevBatch, Influences, Metric, Piece, loss_metric, refuse_without_moments
+from mixfluence.influence import DevBatch, Influences, Piece, refuse_without_moments, resolve_metric
 from mixfluence.strategies import Strategy
 from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.draws import batch_sizes, data_seed, dev_negatives_per_row
@@ -51,15 +51,14 @@ class ProbeRounds:
         negatives: Mapping[str, int],
         collate: Collator,
     ) -> None:
-        assert strategy.probe is not None
+        assert strategy.probing is not None
         _refuse_unsupported(trainer)
         self._trainer = trainer
         self._strategy = strategy
-        self._probe = strategy.probe
+        self._probing = strategy.probing
+        self._probe = self._probing.method
         self._seed = data_seed(trainer.args)
-        self._metric: Metric = (
-            loss_metric(trainer.loss) if self._probe.metric == "training-loss" else self._probe.metric
-        )
+        self._metric = resolve_metric(self._probe.metric, trainer.loss)
         self._collate = collate
         self._rows = MixtureRows(tokenised, negatives)
         world = 1 if self._probe.alone else trainer.args.world_size
@@ -91,7 +90,7 @@ class ProbeRounds:
         """Probe, and return what was measured and what it cost."""
         started = self._now()
         learner = TrainerLearner(self._trainer, alone=self._probe.alone)
-        meter = self._probe.meter(learner, self._metric, self._strategy.reptile)
+        meter = self._probe.meter(learner, self._metric, self._probing.reptile)
         chosen = self._choose()
         # By every process, whichever is to probe them, so that the streams stay alike.
         self._drawn = {dataset: self._draw(dataset) for dataset in chosen}
@@ -150,13 +149,13 @@ class ProbeRounds:
     def _choose(self) -> list[int]:
         """Return the datasets to probe: all that are worth it, or as many of them as the strategy wants."""
         possible = self._strategy.candidates()
-        wanted = min(self._strategy.subset or len(possible), len(possible))
+        wanted = min(self._probing.subset or len(possible), len(possible))
         places = permuted(np.arange(wanted), len(possible), mix(self._seed, SUBSET, self._rounds))
         return sorted(possible[places].tolist())
 
     def _draw(self, dataset: int) -> list[Rows]:
         stream, size, world = self._streams[dataset], self._batch_sizes[dataset], self._share[1]
-        return [stream.take(size, world) for _ in range(self._strategy.inner_steps)]
+        return [stream.take(size, world) for _ in range(self._probing.steps)]
 
     def _batches(self, dataset: int) -> Iterator[dict[str, Any]]:
         for rows in self._drawn[dataset]:

