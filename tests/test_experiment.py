@@ -17,12 +17,12 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.assembly import read_guides, read_rows, read_selection_tasks, read_task
+from mixfluence.data.reading import read_rows, read_task
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation
 from mixfluence.evaluation.retrieval import evaluate
-from mixfluence.experiment import run
+from mixfluence.experiment import read_data, run
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import read_trace
@@ -191,8 +191,9 @@ def test_rows_that_ask_a_test_query_stop_a_run_that_says_so(recipe_path: Path) -
 
 def test_the_halves_of_a_dev_set_are_disjoint_and_complete(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path)
-    guides = set(read_guides(recipe)["small"].rows["anchor"])
-    selects = set(read_selection_tasks(recipe)[0].queries)
+    data = read_data(recipe)
+    guides = set(data.dev["small"].rows["anchor"])
+    selects = set(data.selection[0].queries)
     assert guides
     assert selects
     assert not guides & selects
@@ -217,8 +218,8 @@ def test_weights_of_an_earlier_run_can_be_replayed(recipe_path: Path, tmp_path: 
         ("strategy.init={weights: {big: 1, smal: 1, small: 1}}", "did you mean 'small'"),
         ("strategy.floor=0.6", "floor of 0.6 for 2 datasets"),
         ("strategy.max_epochs=0.1", "max_epochs allows 1 batches but the run needs 12"),
-        ("training.host={max_step: 3}", "'max_step' is no argument of the host's trainer"),
-        ("training.host={learning_rate: 1.0}", "'learning_rate' is set by the recipe's own keys"),
+        ("training.trainer_args={max_step: 3}", "'max_step'"),
+        ("training.trainer_args={learning_rate: 1.0}", "'learning_rate' is set by"),
     ],
 )
 def test_what_cannot_work_is_one_clear_error(recipe_path: Path, override: str, message: str) -> None:

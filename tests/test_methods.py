@@ -1,6 +1,6 @@
 """Every method as a recipe: one word switches it, stages are walked, resumed and paid for.
 
-- Every name in `STRATEGIES` is a section of a recipe with the constructor's defaults, and a recipe ships for it.
+- Every name in `STRATEGIES` is a word in a recipe, and a recipe ships for it.
 - Every method runs end to end from a recipe and leaves a folder like any other.
 - A method of several runs keeps them apart, hands on what it found, and counts what each cost.
 - Stopped in a stage and resumed, it ends as the uninterrupted one, and does no finished stage again.
@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mixfluence.stages import build_stages, build_strategy
 from safetensors.torch import load_file
 
-from mixfluence.data.weights import read_weights
+from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
@@ -42,8 +41,10 @@ from mixfluence.strategies import (
     MultiDDS,
     Replay,
     Static,
+    Strategy,
     TargetOnly,
 )
+from tests.recipes import small_recipe
 from tests.test_experiment import StopAt, recipe_path
 from tests.test_recipes import SMALL, write
 
@@ -151,20 +152,13 @@ def test_replay_holds_the_average_of_another_run(recipe_path: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", STRATEGIES)
-def test_a_recipe_has_the_defaults_of_the_constructor(method: str, tmp_path: Path) -> None:
-    (tmp_path / "weights.json").write_text('{"a": 1.0, "b": 3.0}', encoding="utf-8")
-    own = f"{{name: {method}, run: {tmp_path}, which: final}}" if method == "replay" else method
+def test_a_word_in_a_recipe_is_the_class_with_its_defaults(method: str, tmp_path: Path) -> None:
+    own = f"{{name: {method}, run: elsewhere}}" if method == "replay" else method
     recipe = load_recipe(write(tmp_path, SMALL + f"strategy: {own}\n"), ["dev=[a]"])
-    stages = build_stages(recipe)
-    found = {"a": 0.5, "b": 0.5}
-    built = next((s for stage in stages if isinstance(s := stage.strategy(found), STRATEGIES[method])), None)
-    assert built is not None, f"no stage of {method} has its strategy"
-    parameters = inspect.signature(STRATEGIES[method]).parameters
-    for name, parameter in parameters.items():
-        if isinstance(parameter.default, int | float | str) and hasattr(built, name):
-            assert getattr(built, name) == parameter.default, name
-    missing = {"targets", "weights", "alignment"} | {name for name in parameters if hasattr(built, name)}
-    assert set(parameters) - missing == set()
+    chosen = STRATEGIES[method]
+    assert recipe.strategy == (Replay(run=Path("elsewhere")) if method == "replay" else chosen())
+    assert (recipe.strategy.name, recipe.strategy.title) == (method, chosen.title)
+    assert [stage.name for stage in recipe.strategy.stages(recipe)][-1] == "final"
 
 
 @pytest.mark.parametrize("method", [name for name in STRATEGIES if name != "static"])
@@ -212,7 +206,7 @@ def test_what_a_method_cannot_do_is_refused_early(tmp_path: Path, change: str, m
 
 @pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"])
 def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
-    with pytest.raises(RecipeError, match=f"strategy {method} needs at least one dev set to be guided by"):
+    with pytest.raises(RecipeError, match=f"strategy {method} needs"):
         load_recipe(write(tmp_path, SMALL), [f"strategy={method}", "dev={}"])
 
 
@@ -230,16 +224,21 @@ def measured(*values: float, queries: int = 50) -> Influences:
     return Influences(np.arange(len(values)), np.array([], np.int64), ["a"], np.ones(1), [gains])
 
 
-def test_any_two_methods_draw_differently() -> None:
+def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     sizes = {"a": 100, "b": 1_000, "c": 5_000}
     found: dict[str, Vector] = {}
-    still = {
+    still: dict[str, Strategy] = {
         "static": Static(),
         "uniform": Static(init=UNIFORM),
         "target-only": TargetOnly(targets=["a"]),
         "cooldown": Cooldown(),
     }
-    still |= {"crisp": CRISP({"a": 0.7, "b": 0.2, "c": 0.1}), "replay": Replay({"a": 0.4, "b": 0.35, "c": 0.25})}
+    write_weights(tmp_path / "weights.json", {"a": 0.4, "b": 0.35, "c": 0.25})
+    (clusters,) = CRISP().stages(small_recipe())
+    still |= {
+        "crisp": clusters.strategy({"a": 0.7, "b": 0.2, "c": 0.1}),
+        "replay": Replay(run=tmp_path, which="final"),
+    }
     for name, strategy in still.items():
         strategy.start(sizes)
         found[name] = strategy.weights(0.25)
@@ -272,6 +271,6 @@ def test_any_two_methods_draw_differently() -> None:
 
 def test_a_method_of_one_run_builds_its_own_strategy(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), ["strategy={name: cooldown, hot: .inf, switch: 0.25}"])
-    built = build_strategy(recipe)
+    built = recipe.strategy
     assert isinstance(built, Cooldown)
     assert (built.hot, built.cold, built.switch) == (float("inf"), 1.0, 0.25)

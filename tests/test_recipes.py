@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from mixfluence.cli import app
 from mixfluence.cli.recipes import check_folder
-from mixfluence.config.samplers import StaticSection
 from mixfluence.config.sources import BeirSource, FileSource, PydocsSource
 from mixfluence.errors import RecipeError
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
+from mixfluence.strategies import Static
 
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
 SMALL = """\
@@ -131,13 +131,13 @@ def test_a_dataset_may_be_called_no(tmp_path: Path) -> None:
 )
 def test_initial_distributions(tmp_path: Path, init: str, temperature: float) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), [f"strategy.init={init}"])
-    assert isinstance(recipe.strategy, StaticSection)
+    assert isinstance(recipe.strategy, Static)
     assert recipe.strategy.init.temperature == temperature
 
 
 def test_an_override_may_spell_out_what_a_word_stood_for(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), ["strategy.init=uniform", "strategy.init.temperature=5"])
-    assert isinstance(recipe.strategy, StaticSection)
+    assert isinstance(recipe.strategy, Static)
     assert recipe.strategy.init.temperature == 5
 
 

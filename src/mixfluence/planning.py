@@ -52,6 +52,8 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processe
         RecipeError: If a size is of no dataset, or the run would be refused.
     """
     _check_sizes(recipe, sizes or {})
+    if processes < 1:
+        raise RecipeError(f"processes: must be at least 1, found {processes}")
     training, unknown = recipe.training, []
     train, reason = _count(recipe.train, sizes or {})
     if missing := [name for name, rows in train.items() if rows is None]:
@@ -149,13 +151,17 @@ def _shortened(recipe: Recipe, steps: int, folder: Path) -> Recipe:
 
 def count_parameters(section: ModelSection) -> int | None:
     """Return the floating-point parameters of an encoder; None if its files are not on this machine."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     total = 0
-    for path in (files := _weight_files(section.name, section.revision)):
-        with safe_open(path, "np") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
-            total += sum(math.prod(part.get_shape()) for part in slices if "F" in part.get_dtype())
+    files = _weight_files(section.name, section.revision)
+    try:
+        for path in files:
+            with safe_open(path, "np") as tensors:
+                slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
+                total += sum(math.prod(part.get_shape()) for part in slices if "F" in part.get_dtype())
+    except (OSError, SafetensorError):
+        return None
     return total if files else None
 
 

@@ -38,7 +38,7 @@ class Aioli(Strategy):
     New weights affect only batches not yet drawn: keep the loader without workers, as is the default, or a block would
     train on batches of the previous one. There is no limit on epochs, because a block must draw its dataset.
 
-    Cost per sweep: no training step, and (datasets + 1) dev evaluations. Memory: none.
+    Cost per sweep: 0 training steps, and (datasets + 1) dev evaluations. Memory: 0 parameter sizes.
 
     Attributes:
         init: The initial distribution.

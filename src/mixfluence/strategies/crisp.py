@@ -29,7 +29,8 @@ class CRISP(Strategy):
     like the target, and `Static` when there are few dev rows or the pool has nothing like them. In a script, call
     `mixfluence.partition` and train with `Static(init=Weights(found.weights))` on `found.mixture`.
 
-    Cost: one forward pass of a small encoder over all rows, and k-means, before training. Memory: none.
+    Cost: 0 training steps, and one forward pass of a small encoder over all rows before training. Memory: 0 parameter
+    sizes.
 
     Attributes:
         encoder: The encoder that gives the vectors, as in `model.name`.
