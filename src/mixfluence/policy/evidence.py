@@ -1,4 +1,4 @@
-"""How much of the differences between datasets is signal: measurements become rewards."""
+"""Turn measurements into rewards, weighted by how far they exceed their noise."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from numpy.typing import NDArray
 
 from mixfluence.policy.bounds import Vector
 
-# Differences below this share of the values are rounding.
+# Relative differences below this are rounding errors.
 ROUNDING = 1e-12
-# No single measurement counts for more standard deviations than this.
+# Standardised contrasts are clipped to this many standard deviations.
 MOST_DEVIATIONS = 2.0
 
 
 @dataclass(frozen=True)
 class Reward:
-    """What one round says of the datasets it measured, without what they have in common.
+    """The measurements of one round, relative to their mean.
 
     Attributes:
         probed: Which datasets were measured, as positions in the mixture.
         contrasts: Each one's value minus their mean.
         spread: Standard deviation of the contrasts; 0 if all values are equal.
         trust: The share of each contrast that dev noise does not explain.
-        gate: How far the run so far has shown that rounds measure anything lasting: 0 not at all, 1 beyond
-            doubt.
+        gate: How consistent the rounds of the run have been so far, from 0 (not at all) to 1 (beyond doubt).
     """
 
     probed: NDArray[np.int64]
@@ -45,17 +44,16 @@ class Reward:
 
 
 class Evidence:
-    """Turns measured values into rewards, trusting them as far as they stand out from their errors.
+    """Turns measured values into rewards, weighted by their signal-to-noise ratio.
 
-    Two kinds of noise are told apart. The dev queries are a sample: the standard errors say how much of the
-    spread that explains, and a contrast is trusted by the share that is left (empirical Bayes). The batches a
-    dataset was judged by are a sample too, which no standard error over queries shows; whether successive rounds
-    agree does.
+    Two kinds of noise are distinguished. The dev queries are a sample: standard errors tell how much of the spread that
+    explains, and a contrast is trusted by the remaining share (empirical Bayes). The training batches of a probe are a
+    sample too, which standard errors over queries do not show; the agreement of successive rounds does.
 
     Args:
         shrink: Trust contrasts by their standard errors.
-        gate: Do no harm: open the gate as the correlation of successive rounds, over the whole run, stands out from
-            what chance gives; fully at twice its standard deviation.
+        gate: Open the gate as the correlation of successive rounds, over the whole run, exceeds chance; fully at twice
+            its standard deviation. While it is closed, probabilities stay at the start.
     """
 
     def __init__(self, *, shrink: bool = True, gate: bool = True) -> None:
@@ -94,8 +92,8 @@ class Evidence:
             return 1.0
         if not self._comparisons:
             return 0.5
-        # A correlation of n values that have nothing to do with each other has the variance 1 / (n - 1), so this
-        # is its sum over rounds in standard deviations.
+        # The correlation of n unrelated values has the variance 1 / (n - 1), so this is the sum over rounds in
+        # standard deviations.
         return min(1.0, max(0.0, self._agreed / math.sqrt(self._comparisons) / 2))
 
     def _compare_with_last(self, now: dict[int, float]) -> None:
