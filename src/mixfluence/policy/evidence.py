@@ -46,9 +46,9 @@ class Reward:
 class Evidence:
     """Turns measured values into rewards, weighted by their signal-to-noise ratio.
 
-    Two kinds of noise are distinguished. The dev queries are a sample: standard errors tell how much of the spread that
-    explains, and a contrast is trusted by the remaining share (empirical Bayes). The training batches of a probe are a
-    sample too, which standard errors over queries do not show; the agreement of successive rounds does.
+    Two kinds of noise are distinguished. The dev queries are a sample: standard errors tell how much of the spread
+    that explains, and a contrast is trusted by the remaining share (empirical Bayes). The training batches of a probe
+    are a sample too, which standard errors over queries do not show; the agreement of successive rounds does.
 
     Args:
         shrink: Trust contrasts by their standard errors.
