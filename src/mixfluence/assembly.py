@@ -28,7 +28,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import ModelSection, Recipe
-from mixfluence.training.rehearsal import check_environment, rehearse
+from mixfluence.training.preflight import check_environment, dry_run
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def check_host(recipe: Recipe) -> None:
     """Refuse, before any data is read, an environment and arguments of the host with which training cannot start."""
     check_environment()
     own = _own_arguments(recipe, torch.device(get_device_name()), {})
-    rehearse(lambda host: SentenceTransformerTrainingArguments(**{**own, **host}), _handed_on(recipe))
+    dry_run(lambda host: SentenceTransformerTrainingArguments(**{**own, **host}), _handed_on(recipe))
 
 
 def training_arguments(

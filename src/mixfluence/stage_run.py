@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,11 +25,10 @@ from mixfluence.record import Stopwatch
 from mixfluence.run_folder import MODEL_FOLDER, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
 from mixfluence.stages import FINAL, Stage
 from mixfluence.strategies import GroupDRO, Strategy
-from mixfluence.training.checkpoints import list_checkpoints, newest_whole, step_of, writing
-from mixfluence.training.distillation import M3Distillation
-from mixfluence.training.group_losses import group_losses
-from mixfluence.training.losses import info_nce
-from mixfluence.training.trace import probing_cost, seconds_until
+from mixfluence.training.callback import probing_cost
+from mixfluence.training.checkpoints import LATEST, writing
+from mixfluence.training.group_dro import group_losses
+from mixfluence.training.losses import LOSSES
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -106,11 +104,9 @@ class StageRun:
         with self.watch("tokenise"):
             _ = trainer.tokenised
         trace = self.folder / TRACE_FILE
-        checkpoint = self._find_checkpoint(trainer.args) if resume else None
-        if checkpoint and trace.exists():
-            self.watch.seconds["train"] = seconds_until(trace, step_of(checkpoint))
         with self.watch("train"):
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=LATEST if resume else None)
+        self.watch.seconds["train"] += trainer.seconds_before
         self.probing = probing_cost(trace)
         self.watch.seconds["probe"] = self.probing["seconds"]
         self.watch.seconds["train"] -= self.probing["seconds"]
@@ -140,17 +136,6 @@ class StageRun:
             trainer.accelerator.wait_for_everyone()
         record: dict[str, Any] = json.loads((self.folder / RECORD_FILE).read_text(encoding="utf-8"))
         return record | {"found": read_weights(self.folder / WEIGHTS_FILE)}
-
-    def _find_checkpoint(self, args: SentenceTransformerTrainingArguments) -> str | None:
-        """Return the checkpoint to go on from, the same on every process."""
-        found: list[str | None] = [None]
-        if args.process_index == 0 and list_checkpoints(args.output_dir):
-            whole = newest_whole(args.output_dir)
-            found = [str(whole) if whole else None]
-            if whole is None:
-                logger.warning("%s: no checkpoint can be used, starting again from step 0", args.output_dir)
-        broadcast_object_list(found)
-        return found[0]
 
     def _build_trainer(self, model: SentenceTransformer) -> MixtureTrainer:
         strategy = self._stage.strategy(self._pool.found)
@@ -183,8 +168,7 @@ class StageRun:
         training = self._recipe.training
         gathered = training.cross_device_negatives and args.world_size > 1
         if self._stage.against is None:
-            build = {"info-nce": info_nce, "m3-kd": M3Distillation}[training.loss]
-            return build(
+            return LOSSES[training.loss](
                 model,
                 training.temperature,
                 mini_batch_size=training.mini_batch_size,

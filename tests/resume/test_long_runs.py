@@ -48,7 +48,7 @@ def test_a_sampler_goes_on_after_100_000_draws_without_replaying_them() -> None:
     draws = iter(walked)
     for _ in range(DRAWS):
         next(draws)
-        walked.forget_trained()
+        walked.pop_trained()
     saved = json.dumps(walked.state_dict())
     assert len(saved) < 100_000
     expected = [next(draws) for _ in range(MORE)]

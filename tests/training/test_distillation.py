@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.training.distillation import Features, M3Distillation, distillation_losses
+from mixfluence.training.distillation import M3Distillation, distillation_losses
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set
 from tests.training.runs import arguments, build, start_processes
@@ -103,7 +103,7 @@ def without_dropout(folder: Path) -> SentenceTransformer:
     return model
 
 
-def features(model: SentenceTransformer, rows: int = QUERIES) -> list[Features]:
+def features(model: SentenceTransformer, rows: int = QUERIES) -> list[dict[str, Any]]:
     return [model.preprocess(texts[:rows]) for texts in COLUMNS]
 
 

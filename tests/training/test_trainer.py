@@ -32,7 +32,6 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy import Vector, Weights
 from mixfluence.run_folder import read_trace
 from mixfluence.strategies import Static
-from mixfluence.training.card import add_mixture_section
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import WORDS, row_set
@@ -178,7 +177,7 @@ def test_no_dataset_is_read_beyond_the_epoch_limit(static: SentenceTransformer, 
     assert trainer.sampler.rows_drawn.tolist() == [28, 16]
     for line in read_trace(tmp_path / "trace.jsonl")[1:]:
         assert sum(line["weights"].values()) == pytest.approx(1)
-    with pytest.raises(RecipeError, match="allows 11 batches but the run needs 12"):
+    with pytest.raises(RecipeError, match=r"max_epochs.* 11 .* 12"):
         build(static, arguments(tmp_path, max_steps=12), strategy=Static(only_far, max_epochs=1)).train()
 
 
@@ -246,7 +245,7 @@ def test_prompts_reach_the_tokens(
 
 
 def test_a_prompt_for_nothing_is_refused_by_name(static: SentenceTransformer, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="prompts: 'query' is neither a dataset nor one of the columns"):
+    with pytest.raises(RecipeError, match=r"^prompts: 'query'"):
         build(static, arguments(tmp_path, prompts={"query": "w1 "})).get_train_dataloader()
 
 
@@ -286,7 +285,7 @@ def _all_rows(trainer: MixtureTrainer) -> Any:
 
 @pytest.mark.parametrize("datasets", [None, {}])
 def test_a_run_without_data_is_refused(static: SentenceTransformer, tmp_path: Path, datasets: Any) -> None:
-    with pytest.raises(DataError, match="a mixture needs at least one dataset"):
+    with pytest.raises(DataError, match="at least one dataset"):
         build(static, arguments(tmp_path), train_dataset=datasets)
 
 
@@ -346,17 +345,6 @@ def test_the_saved_model_loads_without_us_and_its_card_lists_the_mixture(
         ["a&#124;b", "30", "0.625", str(drawn[0]), f"{drawn[0] / 30:.3g}"],
         ["&lt;b&gt;bold&lt;/b&gt; line", "18", "0.375", str(drawn[1]), f"{drawn[1] / 18:.3g}"],
     ]
-
-
-def test_a_card_has_one_section_however_often_it_is_written(tmp_path: Path) -> None:
-    card = tmp_path / "README.md"
-    card.write_text("# A model\n", encoding="utf-8")
-    for rows in (10, 1_000):
-        add_mixture_section(card, Static(), [{"dataset": "near", "rows": rows}])
-    text = card.read_text(encoding="utf-8")
-    assert text.startswith("# A model\n")
-    assert text.count("## Training mixture") == 1
-    assert text.endswith("| near | 1,000 |\n")
 
 
 def test_the_trace_may_lie_elsewhere_and_survives_a_cut(static: SentenceTransformer, tmp_path: Path) -> None:
