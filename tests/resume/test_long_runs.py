@@ -2,7 +2,7 @@
 
 - A sampler that loads the state of 100,000 draws reads no row of them, and draws next what the one that
   drew them draws.
-- The host's skipping of what was trained on costs no row either.
+- The Trainer's skipping of what was trained on costs no row either.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From row numbers to a loss.
 
 - Rows are numbered through all datasets in order, and a batch is looked up in the dataset it is of.
-- The batch equals the host's own collator on the same texts, and so does the loss.
-- InfoNCE through the host is InfoNCE as written on paper, at the paper's temperature.
+- The batch equals sentence-transformers' collator on the same texts, and so does the loss.
+- InfoNCE of sentence-transformers is InfoNCE as written on paper, at the paper's temperature.
 - With cached gradients it has the same value and the same gradient.
 - Teacher scores become the label; the dataset's name is there when a loss per dataset needs it.
 - Training takes the number it is given or else as many as every row has, and says so if some have more.
@@ -61,7 +61,7 @@ def mixture_rows(model: SentenceTransformer, negatives: int = 2) -> MixtureRows:
 
 
 def host_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
-    """What the host makes of these rows."""
+    """What sentence-transformers makes of these rows."""
     passages = ["positive", *(f"negative_{i + 1}" for i in range(len(rows[0].negatives)))]
     collator = SentenceTransformerDataCollator(
         preprocess_fn=model.preprocess,
@@ -73,7 +73,7 @@ def host_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
 
 
 def features(batch: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one feature dictionary per text column, as the host's trainer hands them to a loss."""
+    """Return one feature dictionary per text column, as the Trainer passes them to a loss."""
     columns = [name.removesuffix("_input_ids") for name in batch if name.endswith("_input_ids")]
     return [
         {name.removeprefix(f"{column}_"): value for name, value in batch.items() if name.startswith(f"{column}_")}

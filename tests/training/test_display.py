@@ -112,7 +112,7 @@ def test_nothing_is_said_twice(plain: Console) -> None:
     assert len(lines) == 10
     assert [number for number, line in enumerate(lines) if "drawing" in line] == [0, 4]
     assert [number for number, line in enumerate(lines) if "largest influence a +0.5" in line] == [0]
-    # The host logs a summary at the end, without a loss.
+    # The Trainer logs a summary at the end, without a loss.
     log(display, 100, {"train_loss": 1.0})
     end(display)
     assert len(text(plain).splitlines()) == 10

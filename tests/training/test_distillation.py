@@ -2,7 +2,7 @@
 
 - The closed form is what eliminating a query's passages one after another gives, with or without all scores.
 - Its gradient is that of the numbers, and stays finite for a batch of one row.
-- Without scores, and for rows without, it is the host's InfoNCE with hard negatives.
+- Without scores, and for rows without, it is sentence-transformers' InfoNCE with hard negatives.
 - Encoding in pieces changes neither the loss nor the gradient, nor do checkpoints of activations or more processes.
 """
 

@@ -1,6 +1,6 @@
 """Losses of a proxy run, on real encoders and real runs.
 
-- Unweighted, the loss is the host's to 1e-9, hard negatives included; with a query's own passages alone it is what
+- Unweighted, the loss is sentence-transformers' to 1e-9, hard negatives included; with own passages alone it is what
   the formula says. The gradient is that of the weighted loss.
 - Without gradient or in eval mode nothing is learned. The reference is frozen, not saved, not trained, not replaced.
 - In a run, alpha falls on a dataset that nobody can learn; a resumed run ends with the same alpha and weights.

@@ -8,7 +8,7 @@
   A momentum-free probe moves words that were never trained no further than others.
 - What is not a number gets no credit and does no harm: a dataset whose loss breaks, and a dev set that does.
 - Rounds come when they are due, with as many datasets as asked for; others keep their logits.
-- The trace tells what was measured, what came of it and what it cost; the host's log has the new probabilities.
+- The trace tells what was measured, what came of it and what it cost; the Trainer's log has the new probabilities.
 - What cannot work is one clear error.
 """
 
@@ -121,7 +121,7 @@ class Breakable(nn.Module):
 
 
 class InParts(nn.Module):
-    """A loss that the host logs part by part."""
+    """A loss that the Trainer logs part by part."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def logs(trainer: MixtureTrainer) -> list[dict[str, float]]:
 
 
 def losses(trainer: MixtureTrainer) -> list[dict[str, float]]:
-    """What the host logged, without what is ours."""
+    """What the Trainer logged, without what is ours."""
     return [{name: value for name, value in entry.items() if "/" not in name} for entry in logs(trainer)]
 
 
@@ -204,7 +204,7 @@ def guided_run(model: SentenceTransformer, folder: Path, strategy: Strategy, **o
 
 
 def small_run(model: SentenceTransformer, folder: Path, strategy: Strategy, **options: Any) -> MixtureTrainer:
-    """Train on the small pool; options of the host are told from ours by their names."""
+    """Train on the small pool; options of the Trainer are told from ours by their names."""
     ours = {"train_dataset", "dev_dataset", "loss", "callbacks"} & options.keys()
     args = arguments(folder, **{name: value for name, value in options.items() if name not in ours})
     chosen = {"dev_dataset": {"dev": pool()["near"]}} | {name: options[name] for name in ours}

@@ -1,4 +1,4 @@
-"""Texts laid end to end, on encoders small enough to do the same with padding.
+"""Packed sequences give the embeddings of padded ones, on small encoders.
 
 - Embeddings, losses and gradients are those of padded texts, for positions counted from 0 and from elsewhere.
 - All columns pass through the model at once, and so do several targets; queries with modules of their own do not.

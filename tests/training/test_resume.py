@@ -1,6 +1,6 @@
 """A run that was stopped and resumed is the run that was not.
 
-- Parameters, draws, trace, log and the host's counters are equal to the last bit, although work was done beyond the
+- Parameters, draws, trace, log and the Trainer's counters are equal to the last bit, although work was done beyond the
   checkpoint: with and without accumulation, loader workers and dropout, and with weights that turned on the way.
 - So they are across epochs that accumulation does not divide, at the boundary and off it.
 - A run never stopped and one that is resumed at its end write the same trace.

@@ -5,7 +5,7 @@
 - All processes draw the same dataset and share out the rows one process alone would have had.
 - No dataset is read beyond `max_epochs`, the others keep their ratios, and an impossible limit fails at the start.
 - A state that went through JSON continues exactly, batches drawn ahead included, under whatever weights.
-- A resumed epoch starts with as many empty batches as the host throws away.
+- A resumed epoch starts with as many empty batches as the Trainer throws away.
 """
 
 from __future__ import annotations

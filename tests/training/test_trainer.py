@@ -1,9 +1,9 @@
-"""`MixtureTrainer`: the host's trainer with a say in which dataset comes next.
+"""`MixtureTrainer`: the Trainer with a strategy that decides which dataset comes next.
 
 - The right mixture lowers the loss on its task, and the wrong one does not.
 - Two runs with one seed are equal to the last bit; new weights act on the very next step.
-- The host's log and `trace.jsonl` tell every probability and every batch trained on, with accumulated gradients too.
-- Epochs instead of steps end where the host would end, also when accumulation does not divide an epoch.
+- The Trainer's log and `trace.jsonl` tell every probability and batch, also with accumulated gradients.
+- Epochs instead of steps end where the Trainer would end, also when accumulation does not divide an epoch.
 - A loss, prompts and negatives per dataset reach that dataset; a small one trains with smaller batches and says so.
 - The dev loss is the loss of the dev rows under the lengths and prompts of training.
 - LoRA trains and saves the adapter alone; mixed precision keeps the weights in full precision.
@@ -289,7 +289,7 @@ def test_a_run_without_data_is_refused(static: SentenceTransformer, tmp_path: Pa
         build(static, arguments(tmp_path), train_dataset=datasets)
 
 
-# What the host can do.
+# What the Trainer can do.
 
 
 def test_lora_trains_and_saves_the_adapter_alone(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
