@@ -189,7 +189,8 @@ def test_training_says_when_a_short_list_decides(make_static: MakeModel, caplog:
     assert negatives_per_row(datasets, 5) == {"even": 5, "uneven": 5, "none": 5}
     assert caplog.messages == []
     assert negatives_per_row(datasets, None) == {"even": 2, "uneven": 0, "none": 0}
-    assert caplog.messages == ["uneven: rows have 0 to 3 hard negatives; 0 are used"]
+    (message,) = caplog.messages
+    assert message.startswith("uneven: ")
 
 
 def test_a_dev_row_without_negatives_does_not_decide_for_all(make_static: MakeModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ class PlacedLoader(DataLoader[TokenBatch]):
         args: SentenceTransformerTrainingArguments,
         rows: MixtureRows,
         sampler: MixtureBatchSampler,
-        collate: Collator,
+        collate: Callable[..., dict[str, Any]],
     ) -> None:
         super().__init__(
             rows,

@@ -76,7 +76,8 @@ class Probing:
         self._collate = collate
         tokenised = trainer.tokenised
         self._rows = MixtureRows(tokenised, negatives)
-        self._rank, self._world = (0, 1) if probe.alone else (trainer.args.process_index, trainer.args.world_size)
+        self._rank: int = 0 if probe.alone else trainer.args.process_index
+        self._world: int = 1 if probe.alone else trainer.args.world_size
         sizes = batch_sizes(probe.batch_size or trainer.args.train_batch_size, self._world, tokenised)
         self._batch_sizes = list(sizes.values())
         self._drawn: dict[int, list[Rows]] = {}
