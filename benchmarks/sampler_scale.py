@@ -64,11 +64,11 @@ def measure(folder: Path) -> None:
     # A few to fill the blocks of every dataset.
     for _ in range(1_000):
         next(draws)
-        sampler.forget_trained()
+        sampler.pop_trained()
     began = time.perf_counter()
     for _ in range(DRAWS):
         next(draws)
-        sampler.forget_trained()
+        sampler.pop_trained()
     per_second = DRAWS / (time.perf_counter() - began)
     own = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
     megabytes = int(own[0].split()[1]) / 1024 if own else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Strategy,
         TargetOnly,
     )
-    from mixfluence.training.group_losses import group_losses
+    from mixfluence.training.group_dro import group_losses
     from mixfluence.training.losses import info_nce
     from mixfluence.training.trainer import MixtureTrainer
 
@@ -87,7 +87,7 @@ _HOMES = {
     "MultiDDS": "strategies",
     "Replay": "strategies",
     "TargetOnly": "strategies",
-    "group_losses": "training.group_losses",
+    "group_losses": "training.group_dro",
     "partition": "clustering",
     "UNIFORM": "policy",
     "Anchored": "policy",

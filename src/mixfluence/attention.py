@@ -1,4 +1,4 @@
-"""Which attention kernels suit batches of text."""
+"""Attention kernels for batches of text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def shape_free_attention() -> AbstractContextManager[None]:
-    """Leave out cuDNN's attention, which plans anew for every shape it meets.
+    """Disable cuDNN's attention, which builds a new plan for every input shape.
 
-    Batches of text come in hundreds of shapes. On an H200 the first ten steps of MiniLM-L6 took 17 s of
-    such planning, more than the next hundred steps. The other kernels take any shape at once.
+    Batches of text have hundreds of shapes. On an H200, planning took 17 s in the first ten steps of MiniLM-L6, more
+    than the next hundred steps. The other kernels accept any shape.
     """
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -25,9 +25,9 @@ from mixfluence.evaluation.selection import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.run_folder import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.strategies import FINAL, Stage, Strategy
-from mixfluence.training.group_losses import group_losses
+from mixfluence.training.group_dro import group_losses
 from mixfluence.training.losses import LOSSES
-from mixfluence.training.rehearsal import check_environment, rehearse
+from mixfluence.training.preflight import check_environment, dry_run
 from mixfluence.training.trainer import MixtureTrainer
 
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
@@ -139,7 +139,7 @@ def check_training_arguments(recipe: Recipe) -> None:
     """Refuse, before any data is read, an environment or arguments with which training cannot start."""
     check_environment()
     own = _own_arguments(recipe, torch.device(get_device_name()), {})
-    rehearse(lambda given: SentenceTransformerTrainingArguments(**{**own, **given}), _trainer_args(recipe))
+    dry_run(lambda given: SentenceTransformerTrainingArguments(**{**own, **given}), _trainer_args(recipe))
 
 
 def training_arguments(

@@ -48,8 +48,8 @@ from mixfluence.run_folder import (
     WEIGHTS_FILE,
 )
 from mixfluence.strategies import Stage
-from mixfluence.training.checkpoints import resumable_checkpoint, step_of, writing
-from mixfluence.training.trace import probing_cost, seconds_until
+from mixfluence.training.callback import probing_cost
+from mixfluence.training.checkpoints import LATEST, step_of, writing
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -232,16 +232,13 @@ def _train(
     trainer = build_trainer(recipe, stage, pool, callbacks)
     with watch("tokenise"):
         _ = trainer.tokenised
-    checkpoint = resumable_checkpoint(trainer.args) if resume else None
-    trace = folder / TRACE_FILE
-    if checkpoint and trace.exists():
-        watch.seconds["train"] = seconds_until(trace, step_of(checkpoint))
     if trainer.is_world_process_zero():
         write_text(recipe.output / RECIPE_FILE, dump_recipe(recipe))
         _list_dropped_rows(recipe.output, data.overlaps)
     with watch("train"):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    probing = probing_cost(trace)
+        trainer.train(resume_from_checkpoint=LATEST if resume else None)
+    watch.seconds["train"] += trainer.seconds_before
+    probing = probing_cost(folder / TRACE_FILE)
     watch.seconds["probe"] = probing["seconds"]
     watch.seconds["train"] -= probing["seconds"]
     if probing["rounds"]:

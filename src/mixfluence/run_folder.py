@@ -98,7 +98,7 @@ class _Record(BaseModel):
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a trace; a last line cut short by a crash is left out.
 
-    Lines are as they were written, and have what `mixfluence.training.trace.MixtureCallback` says: the first tells of
+    Lines are as they were written, and have what `mixfluence.training.callback` says: the first tells of
     the datasets, all others have weights.
 
     Raises:

@@ -25,7 +25,7 @@ from mixfluence.cli.report import report
 from mixfluence.cli.status import status
 from mixfluence.cli.weights import Which, weights
 from mixfluence.run_folder import read_record, read_trace
-from mixfluence.training.trace import probing_cost, seconds_until
+from mixfluence.training.callback import probing_cost
 from tests.hostile.test_readers import damage, our_errors_only
 from tests.hostile.workplace import Case, run_program, write_workplace
 
@@ -49,7 +49,7 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
     "report": lambda run, other: report([other, run], run.parent / "page.html"),
     "weights": lambda run, other: weights(run, file=run.parent / "mixture.json"),
     "average weights": lambda run, other: weights(run, Which.AVERAGE),
-    "resume": lambda run, other: seconds_until(run / "trace.jsonl", 2) + probing_cost(run / "trace.jsonl")["seconds"],
+    "resume": lambda run, other: probing_cost(run / "trace.jsonl")["seconds"],
 }
 commands = st.sampled_from(list(COMMANDS))
 GONE, RENAMED = "(gone)", "(another name)"

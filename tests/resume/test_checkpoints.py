@@ -1,12 +1,16 @@
-"""Which checkpoint counts, and which is kept.
+"""Which checkpoint counts, which is resumed from, and which is kept.
 
-- A checkpoint without its manifest, or with a file that is shorter, longer, altered or gone, is passed over by name.
-- One whose best checkpoint is damaged is passed over too; one that was named is refused.
-- Rotation keeps the newest and the best that are complete, and never counts on one that is not.
-- The host's own rotation, which comes before a checkpoint is complete, is off while training and asked for as before
-  after it: with a limit of one, one whole checkpoint is left.
-- A run whose newest checkpoint is damaged goes on from the one before it; without any it starts again.
-- What is refused is refused before the folder is taken.
+- A checkpoint without its manifest, or with a file that is shorter, longer, altered or gone, is ignored by name.
+- One whose best checkpoint is damaged is ignored too; one that was named is refused.
+- The newest complete one is found; without any, `True` is an error and `"latest"` starts at step 0, with a warning if
+  there are damaged ones.
+- A checkpoint of other data, other settings or another strategy is refused by what differs; dev sets count only if
+  they guide the run.
+- Rotation keeps the newest and the best that are complete, and never relies on one that is not.
+- The Trainer's own rotation, which comes before a checkpoint is complete, is off while training and restored after it.
+- A run whose newest checkpoint is damaged resumes from the one before it; without any it starts again.
+- A run that is refused leaves its folder free.
+- A run of more than 500 steps is saved every 500 steps unless its recipe says otherwise.
 """
 
 from __future__ import annotations
@@ -15,26 +19,39 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mixfluence.assembly import training_arguments
 from sentence_transformers import SentenceTransformer
 
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.experiment import run
+from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.checkpoints import (
-    abandon_later,
+    LATEST,
+    STATE_FILE,
     damage,
+    find_checkpoint,
+    identity,
     list_checkpoints,
-    newest_whole,
-    refuse_damaged,
+    newest_complete,
+    read_state,
     rotate,
     seal,
     step_of,
+    unseal_later,
 )
+from tests.conftest import row_set
 from tests.resume.crashes import assert_same_result, write_recipe
 from tests.training.runs import arguments, build
+
+GUIDED = InfDDS(init=UNIFORM, update_every=5)
 
 
 def write_checkpoint(folder: Path, step: int, best: int | None = None, sealed: bool = True) -> Path:
@@ -47,6 +64,15 @@ def write_checkpoint(folder: Path, step: int, best: int | None = None, sealed: b
     if sealed:
         seal(checkpoint)
     return checkpoint
+
+
+def mixture(**texts: str) -> Mixture:
+    return Mixture({name: row_set(Row(text, f"answer to {text}")) for name, text in texts.items()})
+
+
+def same(folder: Path, strategy: Strategy = GUIDED, dev: Mixture | None = None, **options: Any) -> dict[str, Any]:
+    """The identity of a run of two datasets."""
+    return identity(arguments(folder, **options), strategy, mixture(near="a", far="b"), dev or mixture(aim="c"))
 
 
 def steps(folder: Path) -> list[int]:
@@ -66,10 +92,10 @@ def manifest(text: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda folder: alter(folder / "model.safetensors"), "model.safetensors is not as it was written"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors is not as it was"),
+        (lambda folder: alter(folder / "model.safetensors"), "model.safetensors has changed"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors has changed"),
         (lambda folder: (folder / "1_Pooling" / "config.json").unlink(), "1_Pooling/config.json is missing"),
-        (lambda folder: (folder / MANIFEST_FILE).unlink(), "not written to its end"),
+        (lambda folder: (folder / MANIFEST_FILE).unlink(), "not written completely"),
         (manifest("{"), "cannot be read"),
         (manifest('{"trainer_state.json": 1}'), "cannot be"),
         (manifest("{}"), "does not list trainer_state.json"),
@@ -79,18 +105,66 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     harm: Callable[[Path], None], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, newest = write_checkpoint(tmp_path, 9), write_checkpoint(tmp_path, 10)
-    assert newest_whole(tmp_path) == newest
+    assert newest_complete(tmp_path) == newest
     assert caplog.messages == []
     harm(newest)
     with caplog.at_level(logging.WARNING):
-        assert newest_whole(tmp_path) == before
+        assert newest_complete(tmp_path) == before
     (warning,) = caplog.messages
     assert "checkpoint-10" in warning
     assert reason in warning
-    with pytest.raises(DataError, match="checkpoint-10: not the checkpoint of a mixture, or not all of it"):
-        refuse_damaged(newest)
+    with pytest.raises(DataError, match="checkpoint-10"):
+        find_checkpoint(tmp_path, newest)
     harm(before)
-    assert newest_whole(tmp_path) is None
+    assert newest_complete(tmp_path) is None
+
+
+def test_a_checkpoint_must_exist_only_if_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wanted: str | bool | None
+    for wanted in (None, False, LATEST):
+        assert find_checkpoint(tmp_path, wanted) is None
+    assert caplog.messages == []
+    with pytest.raises(DataError, match=str(tmp_path)):
+        find_checkpoint(tmp_path, True)
+    old, new = write_checkpoint(tmp_path, 6), write_checkpoint(tmp_path, 12)
+    assert find_checkpoint(tmp_path, str(old)) == old
+    for wanted in (True, LATEST):
+        assert find_checkpoint(tmp_path, wanted) == new
+    alter(new / "model.safetensors")
+    for wanted in (True, LATEST):
+        assert find_checkpoint(tmp_path, wanted) == old
+    alter(old / "model.safetensors")
+    caplog.clear()
+    assert find_checkpoint(tmp_path, LATEST) is None
+    assert "step 0" in caplog.messages[-1]
+    with pytest.raises(DataError, match=str(tmp_path)):
+        find_checkpoint(tmp_path, True)
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path: Path) -> None:
+    now, args = same(tmp_path), arguments(tmp_path)
+
+    def read(saved: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / STATE_FILE).write_text(json.dumps(saved), encoding="utf-8")
+        return read_state(tmp_path, now)
+
+    assert read(now) == now
+    for saved, difference in [
+        (same(tmp_path, seed=7), "seed 7.* 42"),
+        (same(tmp_path, per_device_train_batch_size=8), "batch size 8.* 4"),
+        (now | {"settings": {**now["settings"], "strategy": "Aioli"}}, "strategy Aioli.* InfDDS"),
+        (same(tmp_path, dev=mixture(goal="c")), "dev sets goal.* aim"),
+        (same(tmp_path, dev=mixture(aim="d")), "'aim'"),
+        (identity(args, GUIDED, mixture(near="a"), mixture(aim="c")), "training sets near.* near, far"),
+        (identity(args, GUIDED, mixture(near="a", far="x"), mixture(aim="c")), "'far'"),
+    ]:
+        with pytest.raises(DataError, match=f"^{tmp_path}: .*{difference}"):
+            read(saved)
+
+
+def test_dev_sets_that_guide_nothing_may_change(tmp_path: Path) -> None:
+    one, other = (same(tmp_path, Static(), dev=mixture(**{name: "c"})) for name in ("aim", "goal"))
+    assert one == other
 
 
 def test_a_file_added_later_does_no_harm(tmp_path: Path) -> None:
@@ -101,9 +175,9 @@ def test_a_file_added_later_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_checkpoint_needs_the_best_one_so_far(tmp_path: Path) -> None:
     best, newest = write_checkpoint(tmp_path, 3, best=3), write_checkpoint(tmp_path, 6, best=3)
-    assert newest_whole(tmp_path) == newest
+    assert newest_complete(tmp_path) == newest
     alter(best / "model.safetensors")
-    assert newest_whole(tmp_path) is None
+    assert newest_complete(tmp_path) is None
     assert "checkpoint-3" in (damage(newest) or "")
 
 
@@ -138,8 +212,8 @@ def test_rotation_keeps_what_was_sealed_last_when_a_run_had_to_start_again(tmp_p
 def test_later_checkpoints_no_longer_count_when_a_run_went_back(tmp_path: Path) -> None:
     kept = write_checkpoint(tmp_path, 3)
     write_checkpoint(tmp_path, 6)
-    abandon_later(tmp_path, 3)
-    assert newest_whole(tmp_path) == kept
+    unseal_later(tmp_path, 3)
+    assert newest_complete(tmp_path) == kept
 
 
 @pytest.mark.slow
@@ -195,3 +269,22 @@ def test_what_cannot_start_does_not_take_the_folder(
         run(load_recipe(recipe, [output, *(change.replace("PAIRS", str(pairs)) for change in changes)]))
     assert not (tmp_path / "run" / "recipe.yaml").exists()
     assert run(load_recipe(recipe, [output]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "expected"),
+    [
+        (500, {}, None),
+        (501, {}, 500),
+        (501, {"save_every": 70}, 70),
+        (540, {"selection": {"every": 90}}, 90),
+    ],
+)
+def test_a_long_run_has_checkpoints_even_if_its_recipe_asks_for_none(
+    steps: int, changes: dict[str, Any], expected: int | None, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path, tiny_bert_folder, steps=steps, **{"save_every": None, **changes})
+    model = SentenceTransformer(str(tiny_bert_folder), device="cpu")
+    args = training_arguments(load_recipe(recipe, [f"output={tmp_path}/run"]), model, {})
+    assert (args.save_strategy == "steps") == (expected is not None)
+    assert expected is None or args.save_steps == expected

@@ -2,7 +2,7 @@
 
 - A sampler that loads the state of 100,000 draws reads no row of them, and draws next what the one that
   drew them draws.
-- The host's skipping of what was trained on costs no row either.
+- The Trainer's skipping of what was trained on costs no row either.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_a_sampler_goes_on_after_100_000_draws_without_replaying_them() -> None:
     draws = iter(walked)
     for _ in range(DRAWS):
         next(draws)
-        walked.forget_trained()
+        walked.pop_trained()
     saved = json.dumps(walked.state_dict())
     assert len(saved) < 100_000
     expected = [next(draws) for _ in range(MORE)]

@@ -1,15 +1,18 @@
 """From row numbers to a loss.
 
 - Rows are numbered through all datasets in order, and a batch is looked up in the dataset it is of.
-- The batch equals the host's own collator on the same texts, and so does the loss.
-- InfoNCE through the host is InfoNCE as written on paper, at the paper's temperature.
+- The batch equals sentence-transformers' collator on the same texts, and so does the loss.
+- InfoNCE of sentence-transformers is InfoNCE as written on paper, at the paper's temperature.
 - With cached gradients it has the same value and the same gradient.
 - Teacher scores become the label; the dataset's name is there when a loss per dataset needs it.
+- Training takes the number it is given or else as many as every row has, and says so if some have more.
+- A dev row without negatives does not take them from the other rows; a dev set without any is judged without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,21 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from mixfluence.data.layout import Tokeniser
-from mixfluence.data.rows import Row
+from mixfluence.data.rows import Row, RowSet
 from mixfluence.data.tokenising import Prompts, tokenise
-from mixfluence.training.batches import Collator, MixtureRows
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.influence import DevBatch, Metric, Probe
+from mixfluence.influence.metrics import info_nce_metric
+from mixfluence.policy import UNIFORM
+from mixfluence.strategies import InfDDS
+from mixfluence.training.batches import Collator, MixtureRows, dev_negatives_per_row, negatives_per_row
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set
+from tests.training.test_inf_dds import EVERY_STEP, small_run
 
 PROMPTS = Prompts("w190 ", "w191 w192 ")
 TEMPERATURE = 0.02
@@ -52,7 +61,7 @@ def mixture_rows(model: SentenceTransformer, negatives: int = 2) -> MixtureRows:
 
 
 def host_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
-    """What the host makes of these rows."""
+    """What sentence-transformers makes of these rows."""
     passages = ["positive", *(f"negative_{i + 1}" for i in range(len(rows[0].negatives)))]
     collator = SentenceTransformerDataCollator(
         preprocess_fn=model.preprocess,
@@ -64,7 +73,7 @@ def host_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
 
 
 def features(batch: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one feature dictionary per text column, as the host's trainer hands them to a loss."""
+    """Return one feature dictionary per text column, as the Trainer passes them to a loss."""
     columns = [name.removesuffix("_input_ids") for name in batch if name.endswith("_input_ids")]
     return [
         {name.removeprefix(f"{column}_"): value for name, value in batch.items() if name.startswith(f"{column}_")}
@@ -158,3 +167,51 @@ def test_teacher_scores_become_the_label(static: SentenceTransformer) -> None:
     assert batch["label"].tolist() == [[3, 2], [0.5, 0.25]]
     assert batch["label"].dtype == torch.float32
     assert np.isfinite(batch["label"].numpy()).all()
+
+
+MakeModel = Callable[[], SentenceTransformer]
+
+
+def rows(*negatives: int) -> RowSet:
+    """One row for each number of negatives."""
+    return row_set(
+        *(Row(f"w{i}", f"w{i + 20}", [f"w{i + 40 + j}" for j in range(many)]) for i, many in enumerate(negatives))
+    )
+
+
+def tokenised(model: SentenceTransformer) -> dict[str, TokenisedRows]:
+    sets = {"even": rows(2, 2, 2), "uneven": rows(3, 0, 1), "none": rows(0, 0)}
+    return {name: tokenise(found, Tokeniser(model), Prompts()) for name, found in sets.items()}
+
+
+def test_training_says_when_a_short_list_decides(make_static: MakeModel, caplog: pytest.LogCaptureFixture) -> None:
+    datasets = tokenised(make_static())
+    assert negatives_per_row(datasets, 5) == {"even": 5, "uneven": 5, "none": 5}
+    assert caplog.messages == []
+    assert negatives_per_row(datasets, None) == {"even": 2, "uneven": 0, "none": 0}
+    (message,) = caplog.messages
+    assert message.startswith("uneven: ")
+
+
+def test_a_dev_row_without_negatives_does_not_decide_for_all(make_static: MakeModel) -> None:
+    datasets = tokenised(make_static())
+    for none_in_particular in (None, 0):
+        assert dev_negatives_per_row(datasets, none_in_particular) == {"even": 2, "uneven": 3, "none": 0}
+    assert dev_negatives_per_row(datasets, 2) == {"even": 2, "uneven": 2, "none": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hard_negatives", "columns"), [(True, {4}), (False, {1})])
+def test_a_run_is_judged_with_them(
+    make_static: MakeModel, tmp_path: Path, hard_negatives: bool, columns: set[int]
+) -> None:
+    seen: set[int] = set()
+
+    def values(model: nn.Module, batch: DevBatch) -> Tensor:
+        seen.update(len(piece.columns) - 1 for piece in batch.pieces)
+        return info_nce_metric(0.1).values(model, batch)
+
+    probe = Probe(metric=Metric(values, higher_is_better=False, hard_negatives=hard_negatives))
+    dev = {"dev": rows(*[3, 0, 1] * 3)}
+    small_run(make_static(), tmp_path, InfDDS(init=UNIFORM, **EVERY_STEP, probe=probe), dev_dataset=dev)
+    assert seen == columns

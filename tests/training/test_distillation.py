@@ -2,7 +2,7 @@
 
 - The closed form is what eliminating a query's passages one after another gives, with or without all scores.
 - Its gradient is that of the numbers, and stays finite for a batch of one row.
-- Without scores, and for rows without, it is the host's InfoNCE with hard negatives.
+- Without scores, and for rows without, it is sentence-transformers' InfoNCE with hard negatives.
 - Encoding in pieces changes neither the loss nor the gradient, nor do checkpoints of activations or more processes.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.training.distillation import Features, M3Distillation, distillation_losses
+from mixfluence.training.distillation import M3Distillation, distillation_losses
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set
 from tests.training.runs import arguments, build, start_processes
@@ -103,7 +103,7 @@ def without_dropout(folder: Path) -> SentenceTransformer:
     return model
 
 
-def features(model: SentenceTransformer, rows: int = QUERIES) -> list[Features]:
+def features(model: SentenceTransformer, rows: int = QUERIES) -> list[dict[str, Any]]:
     return [model.preprocess(texts[:rows]) for texts in COLUMNS]
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ from torch import Tensor, nn
 
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.run_folder import read_trace
-from mixfluence.training.checkpoints import seal
-from mixfluence.training.trace import STATE_FILE
+from mixfluence.training.checkpoints import STATE_FILE, seal
 from tests.training.runs import arguments, build
 
 
@@ -39,7 +39,7 @@ class Exploding(nn.Module):
 
 def test_a_loss_that_is_not_a_number_ends_the_run(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
     args = arguments(tmp_path, save_strategy="steps", save_steps=2, logging_nan_inf_filter=False)
-    with pytest.raises(MixfluenceError, match=r"the loss was -?(inf|nan) by step 3: lower the learning rate"):
+    with pytest.raises(MixfluenceError, match=r"-?(inf|nan) at step 3"):
         build(tiny_bert, args, loss=Exploding(tiny_bert)).train()
     trace = read_trace(tmp_path / "trace.jsonl")
     assert [line["step"] for line in trace] == [0, 1, 2]
@@ -56,5 +56,5 @@ def test_a_state_that_was_made_up_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | harm), encoding="utf-8")
     seal(path.parent)
     again = build(tiny_bert, arguments(tmp_path, save_strategy="steps", save_steps=2))
-    with pytest.raises(DataError, match="not the checkpoint of this mixture"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
         again.train(resume_from_checkpoint=True)

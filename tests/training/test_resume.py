@@ -1,6 +1,6 @@
 """A run that was stopped and resumed is the run that was not.
 
-- Parameters, draws, trace, log and the host's counters are equal to the last bit, although work was done beyond the
+- Parameters, draws, trace, log and the Trainer's counters are equal to the last bit, although work was done beyond the
   checkpoint: with and without accumulation, loader workers and dropout, and with weights that turned on the way.
 - So they are across epochs that accumulation does not divide, at the boundary and off it.
 - A run never stopped and one that is resumed at its end write the same trace.
@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import DataError
 from mixfluence.run_folder import read_trace
-from mixfluence.training.trace import STATE_FILE
+from mixfluence.training.checkpoints import STATE_FILE
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import TurnAt, Turning, arguments, build, pool
 
@@ -159,11 +159,11 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
         return str(caught.value)
 
     near, far = pool().values()
-    assert "the dataset 'far' has changed" in refusal({"near": near, "far": far.select(range(17))})
-    assert "trained on near, far, the mixture is near" in refusal({"near": near})
-    assert "trained on near, far, the mixture is far, near" in refusal({"far": far, "near": near})
-    assert "no checkpoint to resume from" in refusal(pool(), True, tmp_path / "elsewhere")
+    assert "checkpoint-6: the dataset 'far'" in refusal({"near": near, "far": far.select(range(17))})
+    for other in {"near": near}, {"far": far, "near": near}:
+        assert refusal(other).startswith(f"{checkpoint}: written with the training sets near, far, found ")
+    assert str(tmp_path / "elsewhere") in refusal(pool(), True, tmp_path / "elsewhere")
     (checkpoint / STATE_FILE).write_text("{", encoding="utf-8")
-    assert "not the checkpoint of a mixture" in refusal(pool())
+    assert STATE_FILE in refusal(pool())
     (checkpoint / STATE_FILE).unlink()
-    assert "not the checkpoint of a mixture" in refusal(pool())
+    assert STATE_FILE in refusal(pool())

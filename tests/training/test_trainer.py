@@ -1,9 +1,9 @@
-"""`MixtureTrainer`: the host's trainer with a say in which dataset comes next.
+"""`MixtureTrainer`: the Trainer with a strategy that decides which dataset comes next.
 
 - The right mixture lowers the loss on its task, and the wrong one does not.
 - Two runs with one seed are equal to the last bit; new weights act on the very next step.
-- The host's log and `trace.jsonl` tell every probability and every batch trained on, with accumulated gradients too.
-- Epochs instead of steps end where the host would end, also when accumulation does not divide an epoch.
+- The Trainer's log and `trace.jsonl` tell every probability and batch, also with accumulated gradients.
+- Epochs instead of steps end where the Trainer would end, also when accumulation does not divide an epoch.
 - A loss, prompts and negatives per dataset reach that dataset; a small one trains with smaller batches and says so.
 - The dev loss is the loss of the dev rows under the lengths and prompts of training.
 - LoRA trains and saves the adapter alone; mixed precision keeps the weights in full precision.
@@ -32,7 +32,6 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy import Vector, Weights
 from mixfluence.run_folder import read_trace
 from mixfluence.strategies import Static
-from mixfluence.training.card import add_mixture_section
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import WORDS, row_set
@@ -178,7 +177,7 @@ def test_no_dataset_is_read_beyond_the_epoch_limit(static: SentenceTransformer, 
     assert trainer.sampler.rows_drawn.tolist() == [28, 16]
     for line in read_trace(tmp_path / "trace.jsonl")[1:]:
         assert sum(line["weights"].values()) == pytest.approx(1)
-    with pytest.raises(RecipeError, match="allows 11 batches but the run needs 12"):
+    with pytest.raises(RecipeError, match=r"max_epochs.* 11 .* 12"):
         build(static, arguments(tmp_path, max_steps=12), strategy=Static(init=only_far, max_epochs=1)).train()
 
 
@@ -246,7 +245,7 @@ def test_prompts_reach_the_tokens(
 
 
 def test_a_prompt_for_nothing_is_refused_by_name(static: SentenceTransformer, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="prompts: 'query' is neither a dataset nor one of the columns"):
+    with pytest.raises(RecipeError, match=r"^prompts: 'query'"):
         build(static, arguments(tmp_path, prompts={"query": "w1 "})).get_train_dataloader()
 
 
@@ -286,11 +285,11 @@ def _all_rows(trainer: MixtureTrainer) -> Any:
 
 @pytest.mark.parametrize("datasets", [None, {}])
 def test_a_run_without_data_is_refused(static: SentenceTransformer, tmp_path: Path, datasets: Any) -> None:
-    with pytest.raises(DataError, match="a mixture needs at least one dataset"):
+    with pytest.raises(DataError, match="at least one dataset"):
         build(static, arguments(tmp_path), train_dataset=datasets)
 
 
-# What the host can do.
+# What the Trainer can do.
 
 
 def test_lora_trains_and_saves_the_adapter_alone(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
@@ -346,17 +345,6 @@ def test_the_saved_model_loads_without_us_and_its_card_lists_the_mixture(
         ["a&#124;b", "30", "0.625", str(drawn[0]), f"{drawn[0] / 30:.3g}"],
         ["&lt;b&gt;bold&lt;/b&gt; line", "18", "0.375", str(drawn[1]), f"{drawn[1] / 18:.3g}"],
     ]
-
-
-def test_a_card_has_one_section_however_often_it_is_written(tmp_path: Path) -> None:
-    card = tmp_path / "README.md"
-    card.write_text("# A model\n", encoding="utf-8")
-    for rows in (10, 1_000):
-        add_mixture_section(card, Static(), [{"dataset": "near", "rows": rows}])
-    text = card.read_text(encoding="utf-8")
-    assert text.startswith("# A model\n")
-    assert text.count("## Training mixture") == 1
-    assert text.endswith("| near | 1,000 |\n")
 
 
 def test_the_trace_may_lie_elsewhere_and_survives_a_cut(static: SentenceTransformer, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def demo(
     from mixfluence.experiment import evaluate_tasks, run
     from mixfluence.recipe_yaml import find_recipe, load_recipe
     from mixfluence.report.tables import score_table
-    from mixfluence.training.progress import ProgressDisplay
+    from mixfluence.training.display import ProgressDisplay
 
     changes = [f"model.name={encoder}", *pool_changes(target)]
     changes += MINILM_CHANGES if encoder is Encoder.MINILM else []

@@ -42,7 +42,7 @@ def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals
     prepare(verbose=_first_process())
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
-    from mixfluence.training.progress import ProgressDisplay
+    from mixfluence.training.display import ProgressDisplay
     from mixfluence.training.stopping import StopOnRequest
 
     display = ProgressDisplay(errors, parsed.name)

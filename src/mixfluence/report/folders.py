@@ -35,7 +35,7 @@ class RunFolder:
         path: The folder.
         recipe: What it was asked to do, every default filled in.
         record: What it ran on, cost and scored; empty if it has not finished.
-        trace: Its lines, in order; see `mixfluence.training.trace.MixtureCallback`.
+        trace: Its lines, in order; see `mixfluence.training.callback`.
         scores: Per-query scores of each test set; empty if it has not finished.
         weights: The probability of each dataset at the end, by its name; empty if it has not finished.
         stages: The traces of the runs before it, for a method of several.

@@ -1,1 +1,1 @@
-"""The only room that knows the host's trainer: sampler, batches, trace and `MixtureTrainer`."""
+"""Training on a mixture: the only package that uses the Trainer of sentence-transformers."""

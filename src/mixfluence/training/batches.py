@@ -1,8 +1,9 @@
-"""Row numbers become the host's batches: token ids are looked up, then padded or laid end to end."""
+"""Rows become the Trainer's batches: datasets are tokenised once, then looked up by row and padded or packed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +11,25 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch.utils.data import DataLoader, Dataset
 
-from mixfluence.data.layout import TokenLayout
+from mixfluence.data.layout import Tokeniser, TokenLayout
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.tokenising import Prompts, tokenise
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.errors import RecipeError
 from mixfluence.training.packing import Packing
+from mixfluence.training.sampler import MixtureBatchSampler
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Token ids of one dataset's rows: a list of texts per column, and teacher scores if there are any."""
+    """Token ids of rows of one dataset: a list of texts per column, and teacher scores if it has any."""
 
     dataset: str
     columns: dict[str, list[NDArray[np.int32]]]
@@ -28,7 +38,7 @@ class TokenBatch:
 
 
 class MixtureRows(Dataset[TokenBatch]):
-    """All datasets of a mixture as one long list of rows, looked up a batch at a time.
+    """All datasets of a mixture as one list of rows, looked up a batch at a time.
 
     Args:
         datasets: Token ids of each dataset, in the order in which rows are numbered.
@@ -62,11 +72,11 @@ class MixtureRows(Dataset[TokenBatch]):
 
 
 class Collator:
-    """Turns token ids into the features the host's losses take; teacher scores become the label.
+    """Turns token ids into the features that the losses take; teacher scores become the label.
 
     Args:
-        name_datasets: Whether the batch says which dataset it is of, as a dict of losses needs it.
-        packing: How texts are laid end to end; None pads them.
+        name_datasets: Whether to add the name of the dataset, which a dict of losses needs.
+        packing: How to pack texts; None pads them.
     """
 
     def __init__(self, name_datasets: bool = False, packing: Packing | None = None) -> None:
@@ -74,7 +84,7 @@ class Collator:
         self._packing = packing
 
     def __call__(self, batch: TokenBatch) -> dict[str, Any]:
-        """Return the batch as the host's trainer takes it."""
+        """Return the batch as the Trainer takes it."""
         inputs: dict[str, Any] = {"dataset_name": batch.dataset} if self._name_datasets else {}
         for column, texts in batch.columns.items():
             layout = batch.layouts[column]
@@ -86,18 +96,84 @@ class Collator:
 
 
 class PlacedLoader(DataLoader[TokenBatch]):
-    """A loader whose batches are already on their device, copied while the device still works on the step before.
+    """A loader that copies each batch to the device while the device still works on the previous step.
 
-    Args:
-        device: Where to put them.
-        **options: As for the parent.
+    It must not be prepared by accelerate: the sampler already gives each process its shard, and accelerate would read
+    one batch ahead, which delays new weights by a step.
     """
 
-    def __init__(self, *args: Any, device: torch.device, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._device = device
+    def __init__(
+        self,
+        args: SentenceTransformerTrainingArguments,
+        rows: MixtureRows,
+        sampler: MixtureBatchSampler,
+        collate: Callable[..., dict[str, Any]],
+    ) -> None:
+        super().__init__(
+            rows,
+            batch_sampler=sampler,
+            collate_fn=collate,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+        self._device = args.device
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield batches where they are needed."""
+        """Yield batches on the device."""
         for batch in super().__iter__():
             yield send_to_device(batch, self._device, non_blocking=True)
+
+
+def tokenise_all(
+    datasets: Mixture, model: SentenceTransformer, args: SentenceTransformerTrainingArguments, names: Container[str]
+) -> dict[str, TokenisedRows]:
+    """Return the token ids of every dataset, from the cache if possible; prompts may refer to any of `names`."""
+    tokeniser = Tokeniser(model)
+    console = Console(stderr=True)
+    # All processes tokenise; the cache makes the others wait for the first one, without the process group's timeout.
+    silent = args.disable_tqdm or not console.is_terminal or args.local_process_index > 0
+    with Progress(console=console, transient=True, disable=silent) as progress:
+        wholes = {whole.fingerprint: len(whole) for rows in datasets.values() for whole in rows.wholes}
+        bar = progress.add_task("tokenising", total=sum(wholes.values()))
+        return {
+            name: tokenise(rows, tokeniser, prompts_of(args, name, names), lambda count: progress.advance(bar, count))
+            for name, rows in datasets.items()
+        }
+
+
+def prompts_of(args: SentenceTransformerTrainingArguments, dataset: str, datasets: Container[str]) -> Prompts:
+    """Read the argument `prompts` for a dataset: one text, a text per column, or either of these per dataset."""
+    prompts: Any = args.prompts or {}
+    if isinstance(prompts, dict):
+        prompts = prompts.get(dataset, prompts)
+    if isinstance(prompts, str):
+        return Prompts(prompts, prompts)
+    for name in prompts:
+        if name not in {"anchor", "positive"} and name not in datasets:
+            raise RecipeError(f"prompts: {name!r} is neither a dataset nor one of the columns anchor and positive")
+    columns = {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+    return Prompts(columns.get("anchor", ""), columns.get("positive", ""))
+
+
+def negatives_per_row(tokenised: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
+    """Return the number of hard negatives that rows of each dataset are trained with.
+
+    Without a wanted number it is as many as every row has; with one, rows that have fewer repeat or borrow some.
+    """
+    if wanted is not None:
+        return dict.fromkeys(tokenised, wanted)
+    for name, rows in tokenised.items():
+        least, most = rows.least_negatives, rows.most_negatives
+        if least < most:
+            logger.warning("%s: rows have %d to %d hard negatives; using %d", name, least, most, least)
+    return {name: rows.least_negatives for name, rows in tokenised.items()}
+
+
+def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
+    """Return the number of hard negatives of dev rows: as many as any row has, but no more than training uses, if any.
+
+    One row without negatives does not set it to 0 for all.
+    """
+    return {name: min(wanted or rows.most_negatives, rows.most_negatives) for name, rows in dev.items()}

@@ -1,8 +1,8 @@
-"""Checkpoints that count only when they are whole.
+"""Checkpoints that count only when they are complete: sealing, verifying, finding and rotating them.
 
-The host writes a checkpoint file by file and deletes old ones before the new one is complete. Here a checkpoint gets a
-manifest, the size and hash of each of its files, when everything else is on the disk; without it, or with a file that
-differs from it, a checkpoint is passed over. Old ones go only after that.
+The Trainer writes a checkpoint file by file and deletes old ones before the new one is complete. Here a checkpoint is
+sealed by a manifest with the size and hash of each file, written after everything else is on disk. Without a manifest,
+or with a file that differs from it, a checkpoint is ignored. Old ones are deleted only after a new one is sealed.
 """
 
 from __future__ import annotations
@@ -11,107 +11,122 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from mixfluence.data.mixture import Mixture
 from mixfluence.errors import DataError
 from mixfluence.files import sync, write_text
 from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.strategies import Strategy
+from mixfluence.training.sampler import data_seed
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 22
+# Our part of a checkpoint: state of sampler, strategy, probing and trace, and the identity of the run.
+STATE_FILE = "mixture_state.json"
+# Resume from the newest complete checkpoint, or start at step 0 if there is none.
+LATEST = "latest"
+
+
+def find_checkpoint(folder: Path | str, wanted: Path | str | bool | None) -> Path | None:
+    """Return the checkpoint to resume from, the same on every process; None to start at step 0.
+
+    Args:
+        folder: Folder of the run's checkpoints.
+        wanted: A checkpoint, which must be complete; True for the newest complete one, which must exist; `"latest"`
+            for the newest complete one, or else step 0 (with a warning if there are damaged ones).
+
+    Raises:
+        DataError: If the checkpoint is damaged or missing.
+    """
+    if not wanted:
+        return None
+    if wanted is not True and wanted != LATEST:
+        if reason := damage(Path(wanted)):
+            raise DataError(f"{wanted}: not a complete checkpoint of a mixture: {reason}")
+        return Path(wanted)
+    found: list[Path | None] = [None]
+    if PartialState().is_main_process:
+        found = [newest_complete(folder)]
+        if found == [None] and wanted == LATEST and list_checkpoints(folder):
+            logger.warning("%s: no checkpoint can be used, starting again from step 0", folder)
+    broadcast_object_list(found)
+    if found == [None] and wanted is True:
+        raise DataError(f"{folder}: no checkpoint to resume from")
+    return found[0]
 
 
 def checkpoint_of(folder: Path | str, step: int) -> Path:
-    """Return where the host writes the checkpoint of a step."""
+    """Return the path of the checkpoint of a step."""
     return Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
 
 
 def step_of(checkpoint: Path | str) -> int:
-    """Return the step a checkpoint was written at."""
+    """Return the step of a checkpoint."""
     return int(Path(checkpoint).name.rpartition("-")[2])
 
 
 def list_checkpoints(folder: Path | str) -> list[Path]:
-    """Return the checkpoints in a folder, newest first, whole or not."""
+    """Return the checkpoints in a folder, newest first, complete or not."""
     found = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/")
     return sorted((path for path in found if path.name.rpartition("-")[2].isdigit()), key=step_of, reverse=True)
 
 
 def seal(checkpoint: Path) -> None:
-    """Declare a checkpoint complete: its files are on the disk, and the manifest says what they are."""
+    """Mark a checkpoint as complete: flush its files to disk, then write the manifest."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST_FILE)
-    for path in files:
-        sync(path)
-    for path in {path.parent for path in files}:
+    for path in [*files, *{path.parent for path in files}]:
         sync(path)
     manifest = {path.relative_to(checkpoint).as_posix(): _measure(path) for path in files}
     write_text(checkpoint / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None if it is as it was when it was sealed.
+    """Return what is wrong with a checkpoint; None if it is as it was when sealed.
 
-    One that names another as the best so far is worth nothing without that one.
+    A checkpoint that refers to another one as the best so far needs that one too.
     """
     if reason := _damage_of_files(checkpoint):
         return reason
     try:
         best_of = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["best_model_checkpoint"]
-        if not best_of:
-            return None
-        best = checkpoint.with_name(Path(best_of).name)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         return f"its {TRAINER_STATE_NAME} cannot be read ({_first_line(error)})"
+    if not best_of:
+        return None
+    best = checkpoint.with_name(Path(best_of).name)
     reason = None if best == checkpoint else _damage_of_files(best)
     return f"its best checkpoint so far, {best.name}, cannot be used: {reason}" if reason else None
 
 
-def newest_whole(folder: Path | str) -> Path | None:
-    """Return the newest checkpoint that is whole, and warn of every newer one; None if there is none."""
+def newest_complete(folder: Path | str) -> Path | None:
+    """Return the newest complete checkpoint, with a warning for every newer one; None if there is none."""
     for checkpoint in list_checkpoints(folder):
         reason = damage(checkpoint)
         if reason is None:
             return checkpoint
-        logger.warning("%s cannot be used: %s; looking for the one before it", checkpoint, reason)
+        logger.warning("%s cannot be used: %s; trying the previous one", checkpoint, reason)
     return None
 
 
-def resumable_checkpoint(args: SentenceTransformerTrainingArguments) -> str | None:
-    """Return the newest whole checkpoint, the same on every process; None to start from step 0."""
-    found: list[str | None] = [None]
-    if args.process_index == 0 and list_checkpoints(args.output_dir):
-        whole = newest_whole(args.output_dir)
-        found = [str(whole) if whole else None]
-        if whole is None:
-            logger.warning("%s: no checkpoint can be used, starting again from step 0", args.output_dir)
-    broadcast_object_list(found)
-    return found[0]
-
-
-def refuse_damaged(checkpoint: Path) -> None:
-    """Refuse a checkpoint that somebody named and that is not whole."""
-    if reason := damage(checkpoint):
-        raise DataError(f"{checkpoint}: not the checkpoint of a mixture, or not all of it: {reason}")
-
-
 def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
-    """Delete what is more than `limit` complete checkpoints, but neither the newest nor the best.
+    """Delete all but `limit` complete checkpoints, but neither the newest nor the best.
 
-    Call it when the newest has been sealed: what is not sealed by then never will be and goes first. The newest is the
-    one sealed last: a run that had to start again may find later steps of its first try.
+    Call it after sealing the newest one: what is not sealed by then never will be and is deleted first. The newest is
+    the one sealed last: a run that started again from step 0 may find later steps of its first attempt.
     """
     if not limit:
         return
@@ -122,21 +137,65 @@ def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
     kept = protected | set(others[: max(0, limit - len(protected))])
     for checkpoint in list_checkpoints(folder):
         if checkpoint not in kept:
-            # First, so that a checkpoint half deleted is not taken for one that was damaged.
+            # The manifest goes first, so that a half-deleted checkpoint is not reported as damaged.
             (checkpoint / MANIFEST_FILE).unlink(missing_ok=True)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def abandon_later(folder: Path | str, step: int) -> None:
-    """Let checkpoints after a step no longer count, because the run goes on from it and its trace is cut to it."""
+def unseal_later(folder: Path | str, step: int) -> None:
+    """Invalidate checkpoints after a step, because the run resumes from it and its trace is cut there."""
     for checkpoint in list_checkpoints(folder):
         if step_of(checkpoint) > step:
             (checkpoint / MANIFEST_FILE).unlink(missing_ok=True)
 
 
+def identity(
+    args: SentenceTransformerTrainingArguments, strategy: Strategy, mixture: Mixture, dev: Mixture | None
+) -> dict[str, Any]:
+    """Return what a resumed run must have in common with its checkpoint, as JSON values.
+
+    Dev sets count only if they guide the strategy.
+    """
+    return {
+        "fingerprints": mixture.fingerprints,
+        "dev_fingerprints": dev.fingerprints if dev and strategy.probing else {},
+        "settings": {
+            "seed": data_seed(args),
+            "batch size": args.train_batch_size * args.world_size,
+            "gradient accumulation": args.gradient_accumulation_steps,
+            "strategy": type(strategy).__name__,
+        },
+    }
+
+
+def read_state(checkpoint: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Read our part of a checkpoint, for a run with this `identity`.
+
+    Raises:
+        DataError: If it cannot be read, or belongs to another run; the message says what differs.
+    """
+    with valid_state(checkpoint / STATE_FILE):
+        state: dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+        _refuse_other_data(checkpoint, "training sets", state["fingerprints"], run["fingerprints"])
+        for setting, value in run["settings"].items():
+            if (before := state["settings"][setting]) != value:
+                raise DataError(f"{checkpoint}: written with {setting} {before}, cannot resume with {value}")
+        _refuse_other_data(checkpoint, "dev sets", state["dev_fingerprints"], run["dev_fingerprints"])
+    return state
+
+
+@contextmanager
+def valid_state(path: Path | str) -> Iterator[None]:
+    """Turn errors that a state of another version leads to into one error."""
+    try:
+        yield
+    except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: not the checkpoint of this mixture ({type(error).__name__}: {error})") from error
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while a folder is written into one error that names it."""
+    """Turn any failure to write a folder into one error that names it."""
     try:
         yield
     except Exception as error:
@@ -144,41 +203,28 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def half_written_named(trainer: MixtureTrainer) -> Iterator[None]:
-    """Say so if training failed because a checkpoint could not be written, and remove what there is of it."""
+def remove_half_written(trainer: MixtureTrainer) -> Iterator[None]:
+    """If training fails while it writes a checkpoint, remove the checkpoint and raise an error that names it."""
     started = time.time()
     try:
         yield
     except Exception as error:
         checkpoint = checkpoint_of(trainer.args.output_dir, trainer.state.global_step)
-        # Not one that an earlier crash has left behind.
+        # Not one that an earlier crash left behind.
         begun = any(path.stat().st_mtime >= started for path in checkpoint.rglob("*"))
         if not trainer.is_world_process_zero() or not begun or (checkpoint / MANIFEST_FILE).exists():
             raise
         shutil.rmtree(checkpoint, ignore_errors=True)
-        reason = f"{checkpoint}: could not be written ({_first_line(error)}); the checkpoints before it are kept"
+        reason = f"{checkpoint}: could not be written ({_first_line(error)}); earlier checkpoints are kept"
         raise OSError(reason) from error
 
 
-@contextmanager
-def state_understood(folder: Path | str) -> Iterator[None]:
-    """Turn whatever a state that no run has written leads to into one error."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{folder}: not the checkpoint of this mixture ({type(error).__name__}: {error})") from error
-
-
-def unlogged_loss(trainer: MixtureTrainer) -> dict[str, Any]:
-    """Return what the host has added up since it last logged: of every process the loss, and the step of that log."""
-    losses = trainer.accelerator.gather(trainer._tr_loss.reshape(1)).tolist()
-    return {"losses": losses, "since": trainer._globalstep_last_logged}
-
-
-def load_unlogged_loss(trainer: MixtureTrainer, state: dict[str, Any]) -> None:
-    """Let the host go on adding up losses, which it would begin anew."""
-    trainer._tr_loss += state["losses"][trainer.args.process_index]
-    trainer._globalstep_last_logged = state["since"]
+def _refuse_other_data(checkpoint: Path, kind: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    if list(before) != list(now):
+        raise DataError(f"{checkpoint}: written with the {kind} {', '.join(before)}, found {', '.join(now)}")
+    for name in now:
+        if before[name] != now[name]:
+            raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
 
 
 def _damage_of_files(checkpoint: Path) -> str | None:
@@ -191,18 +237,18 @@ def _damage_of_files(checkpoint: Path) -> str | None:
             if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != expected["bytes"] or _measure(path) != expected:
-                return f"{name} is not as it was written"
+                return f"{name} has changed since it was written"
     except FileNotFoundError:
-        return "it was not written to its end"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return "it was not written completely"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
     return None
 
 
 def _measure(path: Path) -> dict[str, Any]:
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+        digest = xxhash.xxh3_128()
+        while block := file.read(1 << 22):
             digest.update(block)
     return {"bytes": path.stat().st_size, "xxh3": digest.hexdigest()}
 

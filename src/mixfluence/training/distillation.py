@@ -1,4 +1,4 @@
-"""Distillation from a teacher's scores as BGE-M3 trains with it (m3-kd), in one pass."""
+"""Distillation from a teacher's scores as in BGE-M3 (m3-kd), in closed form."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from torch.nn import functional as F
 
 from mixfluence.influence import embed_columns
 
-Features = dict[str, Any]
-
 
 def distillation_losses(own: Tensor, others: Tensor, teacher: Tensor) -> Tensor:
     """Return the m3-kd loss of each query.
 
-    A query's own passages are taken in turn, the positive first and then its negatives by falling teacher score. Each
-    is the answer once, against all passages but those taken before it, and counts by the softmax of the teacher's
-    scores. What is left of the own passages at each turn is a cumulative sum from the end, so that one pass does.
+    A query's own passages are taken in turn: the positive first, then its negatives by falling teacher score. Each is
+    the target once, against all passages except those taken before it, weighted by the softmax of the teacher's
+    scores. The denominators are a cumulative sum from the end, so one pass is enough.
 
-    A row whose positive has no score is plain InfoNCE. A negative without one is never an answer, but competes.
+    A row whose positive has no score uses plain InfoNCE. A negative without a score is never a target, but stays in
+    the denominators.
 
     Args:
         own: Queries x own passages, the positive first: the student's scores, divided by the temperature.
-        others: For each query, the log of the summed exponentials of its scores with all other queries' passages.
-        teacher: The teacher's scores of the own passages, as they are; not-a-number where there is none.
+        others: For each query, the logsumexp of its scores with all other queries' passages.
+        teacher: The teacher's scores of the own passages, unscaled; NaN where there is none.
     """
     order = _order(teacher)
     own, teacher = own.gather(1, order), teacher.gather(1, order)
@@ -38,16 +37,16 @@ def distillation_losses(own: Tensor, others: Tensor, teacher: Tensor) -> Tensor:
 
 
 class M3Distillation(CachedLossMixin, nn.Module):
-    """InfoNCE over cosines that learns from a teacher's scores wherever a row has them.
+    """InfoNCE over cosines, distilled from a teacher's scores in rows that have them.
 
-    Batches without scores are the host's `MultipleNegativesRankingLoss`, for which `info_nce` is the plainer choice;
-    a batch may mix rows with and without. Scores come as the label, one per passage, the positive first.
+    A batch may mix rows with and without scores. Without any, it equals `info_nce`, which is then the simpler choice.
+    Scores are the label, one per passage, the positive first.
 
     Args:
         model: The encoder.
-        temperature: Divides the cosines; the teacher's scores are taken as they are.
-        mini_batch_size: As for `info_nce`: encode in pieces with cached gradients. None encodes each column at once.
-        gather_across_devices: Take the other processes' passages as negatives too, with their gradient.
+        temperature: Divides the cosines, not the teacher's scores.
+        mini_batch_size: As for `info_nce`.
+        gather_across_devices: As for `info_nce`.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class M3Distillation(CachedLossMixin, nn.Module):
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch."""
         columns = list(sentence_features)
         if self.uses_gradient_cache:
@@ -76,25 +75,25 @@ class M3Distillation(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss of embeddings that came in pieces, as the host's gradient cache asks for it."""
+        """Return the loss of embeddings computed in mini-batches, as `CachedLossMixin` expects."""
         loss = self._mean([torch.cat(pieces) for pieces in reps], labels)
         if with_backward:
             torch.autograd.backward(loss)
         return loss.detach() if with_backward else loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings for the host's model card."""
+        """Return the settings for the model card."""
         names = ("temperature", "mini_batch_size", "gather_across_devices")
         return {name: getattr(self, name) for name in names}
 
     def _mean(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-        # In fp32 from here on: at a temperature of 0.02, bf16 would round scores to a tenth.
+        # fp32 from here on: at a temperature of 0.02, bf16 rounds scores to a tenth.
         queries, *passages = (F.normalize(column.float(), dim=-1) for column in columns)
         first = 0
         if self.gather_across_devices:
             passages = [all_gather_with_grad(column) for column in passages]
             first = get_rank() * len(queries)
-        # A plain product, because gathering takes a gradient that is not contiguous for another one.
+        # A plain matrix product: the backward pass of gathering misreads a gradient that is not contiguous.
         scores = queries @ torch.cat(passages).T / self.temperature
         scores = scores.view(len(queries), len(passages), -1)
         rows = torch.arange(len(queries), device=scores.device)
@@ -106,14 +105,14 @@ class M3Distillation(CachedLossMixin, nn.Module):
 
 
 def _order(teacher: Tensor) -> Tensor:
-    """Return the places of a row's passages: the positive, then negatives by falling score, those without one last."""
+    """Return the order of a row's passages: the positive, negatives by falling score, negatives without a score."""
     keys = teacher.nan_to_num(-torch.inf)
     keys[:, 0] = torch.inf
     return keys.argsort(dim=1, descending=True, stable=True)
 
 
 def _targets(teacher: Tensor) -> Tensor:
-    """Return how much each passage counts as an answer: the positive alone where the teacher has not scored it."""
+    """Return the weight of each passage as a target: the positive alone if the teacher has not scored it."""
     counted = teacher.isfinite() & teacher[:, :1].isfinite()
     scores = torch.where(counted, teacher, -torch.inf)
     scores[:, 0] = scores[:, 0].masked_fill(~counted[:, 0], 0.0)

@@ -1,4 +1,4 @@
-"""The host's contrastive losses under the names a recipe uses."""
+"""Losses by the names that recipes use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mixfluence.training.distillation import M3Distillation
 
 
 class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
-    """The host's loss, which embeds all columns at once if they have no padding. Padded ones it leaves to the host."""
+    """`MultipleNegativesRankingLoss` that embeds all columns in one pass if they are packed."""
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch."""
@@ -41,10 +41,13 @@ def info_nce(
 
     Args:
         model: The encoder.
-        temperature: Divides the cosines; the paper uses 0.02, the host's default is 0.05.
-        mini_batch_size: Encode in pieces of this many texts with cached gradients (GradCache): the same
-            gradient in far less memory, about twice as slow. None encodes the batch at once.
-        gather_across_devices: Take the other processes' passages as negatives too, with their gradient.
+        temperature: Divides the cosines. The paper uses 0.02, sentence-transformers defaults to 0.05.
+        mini_batch_size: Encode this many texts at a time with cached gradients (GradCache): the same gradient with
+            far less memory, about twice as slow. None encodes the batch at once.
+        gather_across_devices: Also use the passages of other processes as negatives, with their gradient.
+
+    Returns:
+        A loss with the attribute `temperature`.
     """
     options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
     loss: nn.Module = (
@@ -55,5 +58,5 @@ def info_nce(
     return loss
 
 
-# Names as recipes spell them.
+# Names as recipes spell them. Each takes (model, temperature, *, mini_batch_size, gather_across_devices).
 LOSSES: dict[str, Callable[..., nn.Module]] = {"info-nce": info_nce, "m3-kd": M3Distillation}

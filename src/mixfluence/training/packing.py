@@ -1,7 +1,10 @@
-"""Texts laid end to end instead of side by side, so that no padding is computed.
+"""Sequences packed without padding, and encoders compiled for them.
 
-The host does the same where flash-attn is installed (`unpad_inputs`); here torch's own kernel is enough. Whether a
-model comes to the same embeddings either way is not known from its class but tried out, on rows of the run.
+sentence-transformers packs sequences if flash-attn is installed (`unpad_inputs`); here torch's own kernel is enough.
+Whether a model computes the same embeddings either way is tested on rows of the run: its class does not tell.
+
+Small encoders spend most of their time launching kernels. A CUDA graph launches them all at once but has a fixed size,
+so compiled batches are filled up with dummy sequences to one of a few sizes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,31 +33,40 @@ from mixfluence.influence import embed_columns
 logger = logging.getLogger(__name__)
 
 ATTENTION = "mixfluence_packed"
-# Kinds of attention that a model may ask for by these names, and gets only if its texts are padded.
-UNKNOWN = ("sliding_window", "softcap", "position_bias", "s_aux")
-# Features that tell queries from documents.
+# Options of attention that only the padded kernel supports.
+PADDED_ONLY = ("sliding_window", "softcap", "position_bias", "s_aux")
+# Features that distinguish queries from documents.
 SIDES = ("task", "prompt_length")
-# Longest texts are rounded up to this, so that compiled code meets few lengths.
+# Maximum lengths are rounded up to a multiple of this, so that compiled code sees few of them.
 LENGTH_STEP = 64
-# Largest distance of two embeddings, 1 - cosine, that rounding explains: in fp32, and in half precision.
+# Largest 1 - cosine of two embeddings that rounding explains: in fp32, and in half precision.
 TOLERANCE, HALF_TOLERANCE = 1e-6, 1e-3
+# Dummy sequences per compiled batch, enough to keep each of them short.
+FILLERS = 64
+# A compiled batch is filled up by at most 1/8 of its size.
+FINENESS = 8
+
+# Queries, keys and values.
+Heads = tuple[Tensor, Tensor, Tensor]
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+# One compilation for all sizes, one graph for each.
+GRAPHS: Compiler = partial(torch.compile, dynamic=True, mode="reduce-overhead")
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a model wants texts laid end to end.
+    """How to pack sequences for a model.
 
     Attributes:
-        first_position: Number of a text's first position, which models in the line of RoBERTa do not count from 0.
-        alike: Whether queries and documents pass through the model alike but for their tokens, and so may pass
-            together.
+        first_position: Position id of the first token, which is not 0 in models like RoBERTa.
+        alike: Whether the model treats queries and documents alike, so that both can be packed together.
     """
 
     first_position: int = 0
     alike: bool = True
 
     def features(self, layout: TokenLayout, texts: Sequence[NDArray[np.int32]]) -> dict[str, Any]:
-        """Return the model's input for these texts, by the names that the host's pooling and losses know."""
+        """Return the model's input for these texts, under the names that sentence-transformers' modules know."""
         lengths = np.array([len(ids) for ids in texts], np.int64)
         bounds = np.concatenate([[0], lengths.cumsum()])
         positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths) + self.first_position
@@ -80,16 +93,16 @@ def learn_packing(
     layouts: Mapping[str, TokenLayout],
     precision: AbstractContextManager[Any],
 ) -> Packing | None:
-    """Find out how texts can be laid end to end for a model, and prepare the model for it.
+    """Find out how to pack sequences for a model, and prepare the model for it.
 
     Args:
         model: The encoder, on its device.
         columns: A few texts of every column.
-        layouts: How the model wants each column padded.
-        precision: Under which it will be trained.
+        layouts: Padding of each column.
+        precision: Autocast context of the training.
 
     Returns:
-        None if it must have padding.
+        None if the model needs padding.
     """
     if not all(layout.padded for layout in layouts.values()) or not prepare_attention(model):
         return None
@@ -99,7 +112,7 @@ def learn_packing(
         with torch.no_grad(), precision:
             return _try_out(model, columns, layouts)
     except (RuntimeError, TypeError, ValueError) as error:
-        logger.info("texts are padded: %s", error)
+        logger.info("sequences are padded, because packing failed: %s", error)
         return None
     finally:
         for part, mode in modes:
@@ -107,7 +120,7 @@ def learn_packing(
 
 
 def prepare_attention(model: nn.Module) -> bool:
-    """Let a model's attention take texts laid end to end beside padded ones; return whether it can."""
+    """Make a model's attention accept packed sequences as well as padded ones; return whether it can."""
     inner = transformers_in(model)
     if not inner or any(part.config._attn_implementation not in {"sdpa", ATTENTION} for part in inner):
         return False
@@ -117,13 +130,13 @@ def prepare_attention(model: nn.Module) -> bool:
 
 
 def transformers_in(model: nn.Module) -> list[PreTrainedModel]:
-    """Return the transformers of an encoder."""
+    """Return the transformer models inside an encoder."""
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
 
 
 @contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
-    """Give a model's transformers back their own attention and their own code at the end."""
+def preserve_forward(model: nn.Module) -> Iterator[None]:
+    """Restore the attention and `forward` of a model's transformers at the end."""
     found = [(part, part.config._attn_implementation, vars(part).get("forward")) for part in transformers_in(model)]
     try:
         yield
@@ -154,7 +167,7 @@ def _try_out(
     rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
     tolerance = HALF_TOLERANCE if rounded else TOLERANCE
     if (found := distance(apart)) > tolerance:
-        logger.info("texts are padded: without padding the model's embeddings are %.1e away", found)
+        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", found)
         return None
     together = replace(apart, alike=True)
     return together if distance(together) <= tolerance else apart
@@ -174,60 +187,97 @@ def packed_attention(
     max_length_q: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each text, the host's way if texts are padded; the signature is the host's."""
+    """Attend within each sequence; padded ones use transformers' SDPA. The signature is that of transformers."""
     if cu_seq_lens_q is None:
         options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **others}
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output
-    if asked := [name for name in UNKNOWN if others.get(name) is not None]:
-        raise ValueError(f"attention with {asked[0]} needs padding")
+    if asked := [name for name in PADDED_ONLY if others.get(name) is not None]:
+        raise ValueError(f"attention with {asked[0]} is only supported for padded sequences")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     attend = _flash if query.is_cuda else _masked
-    return attend(query, key, value, cu_seq_lens_q, max_length_q, dropout, causal, scaling)[None], None
+    return attend((query, key, value), cu_seq_lens_q, max_length_q, dropout, causal, scaling)[None], None
 
 
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    longest: int,
-    dropout: float,
-    causal: bool,
-    scaling: float | None,
-) -> Tensor:
-    q, k, v = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
-    # Torch's public `varlen_attn` is the same kernel without dropout.
+def _flash(heads: Heads, bounds: Tensor, longest: int, dropout: float, causal: bool, scale: float | None) -> Tensor:
+    q, k, v = (head.squeeze(0).transpose(0, 1) for head in heads)
+    # Torch's public `varlen_attn` is this kernel without dropout.
     forward = torch.ops.aten._flash_attention_forward
-    output: Tensor = forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, False, scale=scaling)[0]
+    output: Tensor = forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, False, scale=scale)[0]
     return output
 
 
-def _masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    longest: int,
-    dropout: float,
-    causal: bool,
-    scaling: float | None,
-) -> Tensor:
-    """The same in time that grows with the square of all texts together: to check the rest where there is no GPU."""
+def _masked(heads: Heads, bounds: Tensor, longest: int, dropout: float, causal: bool, scale: float | None) -> Tensor:
+    """Reference for machines without a GPU; its cost is quadratic in the total length."""
+    query, key, value = heads
     numbers = torch.arange(query.shape[2], device=query.device)
     text = torch.bucketize(numbers, bounds[1:], right=True)
     mask = text[:, None] == text[None]
     if causal:
         mask &= numbers[:, None] >= numbers[None]
     grouped = key.shape[1] != query.shape[1]
-    output = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=grouped)
+    output = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale, enable_gqa=grouped)
     return output.squeeze(0).transpose(0, 1)
 
 
 def _mask(attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """No mask without padding: attention is kept within texts by their bounds."""
+    """Return no mask for packed sequences, which are separated by their bounds."""
     mask: Tensor | None = None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **options)
     return mask
+
+
+def compile_encoder(model: nn.Module, compiler: Compiler = GRAPHS) -> None:
+    """Compile the transformers of a model for packed sequences; padded ones run uncompiled.
+
+    Args:
+        model: The encoder. Transformers that are already compiled are left alone.
+        compiler: Compiles a function.
+    """
+    for part in transformers_in(model):
+        if not isinstance(part.forward, FilledUp):
+            # sentence-transformers calls `forward` itself, which `Module.compile` does not replace.
+            part.forward = FilledUp(part.forward, compiler)
+
+
+class FilledUp:
+    """A transformer's compiled `forward`, called with one of a few numbers of tokens."""
+
+    def __init__(self, forward: Callable[..., Any], compiler: Compiler) -> None:
+        self._forward = forward
+        self._compiled = compiler(forward)
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Return the transformer's output, with the last hidden state cut back to the given tokens."""
+        if "cu_seq_lens_q" not in inputs:
+            return self._forward(**inputs)
+        tokens = inputs["input_ids"].shape[1]
+        output = self._compiled(**fill_up(inputs))
+        output["last_hidden_state"] = output["last_hidden_state"][:, :tokens]
+        return output
+
+
+def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Append dummy sequences of zeros to a packed batch, up to one of a few sizes."""
+    tokens = inputs["input_ids"].shape[1]
+    missing = filled_size(tokens) - tokens
+    bounds = inputs["cu_seq_lens_q"]
+    added = torch.arange(1, FILLERS + 1, dtype=torch.int64, device=bounds.device) * missing // FILLERS
+    bounds = torch.cat([bounds, (added + tokens).to(bounds.dtype)])
+    longest = max(inputs["max_length_q"], -(-missing // FILLERS))
+    filled = inputs | {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+    filled |= {"max_length_q": longest, "max_length_k": longest}
+    for name in ("input_ids", "token_type_ids", "position_ids"):
+        if name in filled:
+            filled[name] = F.pad(filled[name], (0, missing))
+    filled.pop("seq_idx", None)
+    return filled
+
+
+def filled_size(tokens: int) -> int:
+    """Return the smallest of the allowed sizes, about eight per doubling, that holds the tokens and the fillers."""
+    least = tokens + FILLERS
+    step = max(1 << (least.bit_length() - 1), FINENESS) // FINENESS
+    return -(-least // step) * step
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

@@ -1,8 +1,8 @@
-"""Random orders that are computed, not stored.
+"""Random permutations that are computed, not stored.
 
-Shuffling 100 million rows would cost a gigabyte and a pause before the first batch, and a resumed run
-would have to shuffle again. A Feistel network is a bijection whatever its round function, so position
-k of a shuffled epoch can be computed alone, from a key: the state of a shuffle is one integer.
+Storing a shuffle of 100 million rows takes a gigabyte and delays the first batch and every resume. A Feistel network
+is a bijection for any round function, so position k of a shuffled epoch can be computed alone, from a key: the state
+of a shuffle is one integer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*values: int) -> int:
-    """Hash integers into 64 well-mixed bits (the finaliser of splitmix64, applied in a chain)."""
+    """Hash integers to 64 bits with the finaliser of splitmix64, applied in a chain."""
     state = 0
     for value in values:
         state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
@@ -28,25 +28,25 @@ def mix(*values: int) -> int:
 
 
 def uniform(*values: int) -> float:
-    """Return a number in [0, 1) that depends on nothing but these integers."""
+    """Return a pseudo-random number in [0, 1) determined by these integers."""
     return (mix(*values) >> 11) / (1 << 53)
 
 
 def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
-    """Return which rows stand at these positions in the random order of `range(size)` named by `key`."""
-    # A grid that is all but as large as the range, so that hardly a position leads out of it.
+    """Return the rows at these positions of the permutation of `range(size)` with this key."""
+    # A grid barely larger than the range, so that few positions fall outside.
     height = math.isqrt(max(size, 1) - 1) + 1
     width = -(-size // height)
     keys = [np.uint64(mix(key, round_)) for round_ in range(ROUNDS)]
     rows = _shuffle(positions.astype(np.uint64), height, width, keys)
-    # What falls outside is sent through again.
+    # Positions outside the range are shuffled again until they fall inside (cycle walking).
     while len(outside := np.flatnonzero(rows >= size)):
         rows[outside] = _shuffle(rows[outside], height, width, keys)
     return rows.astype(np.int64)
 
 
 def _shuffle(values: NDArray[np.uint64], height: int, width: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """Shift every column of a grid by what its number says, then every row, and so on."""
+    """Shift every column of a grid by a hash of its index, then every row, in turns."""
     sides = np.uint64(height), np.uint64(width)
     places = list(np.divmod(values, sides[1]))
     for round_, key in enumerate(keys):

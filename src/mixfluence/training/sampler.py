@@ -1,28 +1,35 @@
-"""Draws one dataset per batch and rows of it, so that a resumed run draws what it would have drawn.
+"""Draws one dataset per batch and rows of it, in a way that a resumed run can repeat.
 
-Nothing random is stored: the choice at draw t is a function of (seed, t) and of the weights in force, and
-the rows are a function of how far each dataset has been read. A loader may run ahead of training, so the
-state of a checkpoint is that of the last batch trained on; the datasets drawn since then are remembered
-and drawn again, under whatever weights.
+No random state is stored: the choice at draw t is a function of (seed, t) and of the current weights, and the rows
+are a function of how far each dataset has been read. A loader may run ahead of training, so a checkpoint holds the
+state as of the last batch trained on; datasets drawn since then are stored too, and drawn again whatever the weights.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from sentence_transformers import SentenceTransformerTrainingArguments
 from torch.utils.data import Sampler
 
+from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
-from mixfluence.training.permutation import uniform
-from mixfluence.training.streams import RowStream, StreamState, share
+from mixfluence.strategies import Strategy
+from mixfluence.training.permutation import mix, uniform
+from mixfluence.training.streams import PartStream, RowStream, StreamState, shard
+
+logger = logging.getLogger(__name__)
 
 
 class Draw(NamedTuple):
-    """One batch: which dataset, how many rows over all processes, and its stream before the draw."""
+    """One batch: its dataset, its rows over all processes, and the state of its stream before the draw."""
 
     dataset: int
     rows: int
@@ -34,15 +41,15 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     Args:
         streams: One per dataset.
-        weights: Returns the probability of each dataset, given the part of the run's batches that have been drawn;
-            asked before every draw.
+        weights: Returns the probability of each dataset, given the fraction of the run's batches already drawn;
+            called before every draw.
         batch_sizes: Rows per draw of each dataset, over all processes.
         draws_per_epoch: Batches in one pass of the loader.
-        epochs: Passes the run will make.
-        seed: Decides the choice of datasets.
+        epochs: Passes of the run.
+        seed: Seed of the choice of datasets.
         max_epochs: Most passes over any dataset's rows, None for no limit.
         rank: This process.
-        world: Number of processes. All draw the same dataset and each keeps its share of the rows.
+        world: Number of processes. All draw the same dataset, and each keeps its shard of the rows.
     """
 
     def __init__(
@@ -80,7 +87,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         skipped, self._skip = self._skip, 0
-        # The host skips what a resumed epoch has trained on by drawing it and throwing it away.
+        # The Trainer draws and discards the batches of a resumed epoch that were trained on: let them be empty.
         yield from ([] for _ in range(skipped))
         for _ in range(self._draws_per_epoch - skipped):
             yield self._draw()
@@ -90,13 +97,13 @@ class MixtureBatchSampler(Sampler[list[int]]):
         """Datasets of the batches that were drawn but not trained on yet."""
         return [draw.dataset for draw in self._pending]
 
-    def forget_trained(self) -> Draw:
-        """Return the oldest draw, the batch that training has just finished with."""
+    def pop_trained(self) -> Draw:
+        """Remove and return the oldest pending draw, whose batch has just been trained on."""
         self._trained += 1
         return self._pending.popleft()
 
     def probabilities(self) -> Vector:
-        """Return the probability of each dataset for the next draw, with the epoch cap applied."""
+        """Return the probability of each dataset for the next draw, with the epoch limit applied."""
         drawn = self._trained + len(self._pending)
         weights = self._weights(drawn / self._total_draws)
         if self._row_limits is None:
@@ -123,7 +130,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
         Args:
             state: What `state_dict` returned.
-            skip: Whether the host will discard the batches of this epoch that were trained on.
+            skip: Whether the Trainer will discard the batches of this epoch that were trained on.
         """
         for stream, (position, waiting) in zip(self._streams, state["streams"], strict=True):
             stream.state = StreamState(position, tuple(waiting))
@@ -140,7 +147,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         rows = stream.take(int(self._batch_sizes[dataset]), self._world)
         self._pending.append(Draw(dataset, len(rows), before))
         self.rows_drawn[dataset] += len(rows)
-        mine: list[int] = (self._offsets[dataset] + share(rows, self._rank, self._world)).tolist()
+        mine: list[int] = (self._offsets[dataset] + shard(rows, self._rank, self._world)).tolist()
         return mine
 
     def _choose(self) -> int:
@@ -157,3 +164,58 @@ class MixtureBatchSampler(Sampler[list[int]]):
                 f"max_epochs allows {int(possible.sum())} batches but the run needs {self._total_draws}: "
                 "raise max_epochs or train for fewer steps"
             )
+
+
+def build_sampler(
+    args: SentenceTransformerTrainingArguments,
+    strategy: Strategy,
+    tokenised: Mapping[str, TokenisedRows],
+    negatives: Mapping[str, int],
+    parts: Mapping[str, Mapping[str, int]],
+) -> MixtureBatchSampler:
+    """Return the sampler of a whole run.
+
+    Args:
+        args: Training arguments. Without `max_steps`, an epoch has as many batches as all rows would fill.
+        strategy: Decides the probabilities.
+        tokenised: The datasets.
+        negatives: Hard negatives per row of each dataset.
+        parts: Names and numbers of rows of each dataset's parts, empty for a dataset without parts.
+    """
+    seed = data_seed(args)
+    sizes = batch_sizes(args.train_batch_size, args.world_size, tokenised)
+    streams: list[RowStream] = []
+    for number, (name, rows) in enumerate(tokenised.items(), 1):
+        order = len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(seed, number)
+        own = list(parts[name].values())
+        streams.append(PartStream(*order, own, least=sizes[name]) if own else RowStream(*order))
+    wanted = args.train_batch_size * args.world_size
+    per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
+    if args.max_steps <= 0:
+        per_epoch = math.ceil(sum(map(len, tokenised.values())) / wanted)
+        epochs = math.ceil(args.num_train_epochs)
+    for name, size in sizes.items():
+        if size < wanted and args.process_index == 0:
+            positives = tokenised[name].distinct_positives
+            logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, size)
+    return MixtureBatchSampler(
+        streams,
+        strategy.weights,
+        batch_sizes=list(sizes.values()),
+        draws_per_epoch=per_epoch,
+        epochs=epochs,
+        seed=mix(seed),
+        max_epochs=strategy.max_epochs,
+        rank=args.process_index,
+        world=args.world_size,
+    )
+
+
+def batch_sizes(wanted: int, world: int, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
+    """Return rows per draw over all processes, given rows per process: no more than there are distinct positives."""
+    return {name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()}
+
+
+def data_seed(args: SentenceTransformerTrainingArguments) -> int:
+    """Return the seed of everything that is drawn."""
+    return int(args.seed if args.data_seed is None else args.data_seed)

@@ -1,4 +1,4 @@
-"""Stopping a run from outside: the step ends, a checkpoint is written, and the run can go on another day."""
+"""Stopping a run by a signal: the step ends, a checkpoint is written, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-# Asking makes every process wait for its device.
-STEPS_BETWEEN_QUESTIONS = 8
+# Exchanging requests between processes makes each wait for its device.
+STEPS_BETWEEN_EXCHANGES = 8
 
 
 class Request(Protocol):
-    """Knows whether somebody wants the run to stop.
+    """A request to stop the run.
 
     Attributes:
-        received: The number of the signal that asked for it; None if none did.
-        patient: Whether a first signal may wait for the end of a step, because training is going on.
+        received: The signal that was received; None if none was.
+        patient: Whether the first signal waits for the end of a step, because training is running.
     """
 
     received: int | None
@@ -31,11 +31,8 @@ class Request(Protocol):
 class StopOnRequest(TrainerCallback):
     """Ends training after the current step with a checkpoint, then raises `KeyboardInterrupt` with the signal.
 
-    On several processes one that was asked is enough, and all stop after the same step: one of those at which they ask
-    each other.
-
-    Args:
-        request: Whether to stop.
+    On several processes a signal to one of them is enough; all stop after the same step, the next at which they
+    exchange requests.
     """
 
     def __init__(self, request: Request) -> None:
@@ -44,43 +41,39 @@ class StopOnRequest(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """From now on, a signal waits for the end of a step, which needs the batches of the loader's workers."""
+        """Let signals wait for the end of a step from now on, and keep the loader's workers alive until then."""
         self._request.patient = True
-        # Workers are started after this, when the first batch is asked for.
+        # Workers start after this, with the first batch.
         kwargs["train_dataloader"].worker_init_fn = outlast_signals
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Stop if asked to; the host saves after this."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Stop if requested; the Trainer saves after this."""
         if args.world_size > 1:
-            if state.global_step % STEPS_BETWEEN_QUESTIONS:
+            if state.global_step % STEPS_BETWEEN_EXCHANGES:
                 return
             self._request.received = _any_process(args, self._request.received)
         if self._request.received is not None:
             control.should_training_stop = control.should_save = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Leave a run that was stopped; after one that was not, signals wait for nothing."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Raise if the run was stopped; otherwise signals act at once again."""
         self._request.patient = False
         if self._request.received is not None:
             raise KeyboardInterrupt(self._request.received)
 
 
 def outlast_signals(worker: int) -> None:
-    """Let a loader's worker go on after Ctrl-C and SIGTERM, unless the SIGTERM comes from its parent.
+    """Make a loader's worker ignore Ctrl-C and SIGTERM, except a SIGTERM from its parent.
 
-    Schedulers and terminals send a signal to every process of a run. Torch's workers die of it unless this is their
-    `worker_init_fn`; outside Linux they do even so, and the run ends without a checkpoint.
+    Schedulers and terminals send signals to every process of a run. Torch's workers exit on them unless this is their
+    `worker_init_fn`; outside Linux they exit anyway, and the run ends without a checkpoint.
     """
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        Thread(target=_end_when_the_parent_asks, daemon=True).start()
+        Thread(target=_exit_when_parent_asks, daemon=True).start()
 
 
-def _end_when_the_parent_asks() -> None:
+def _exit_when_parent_asks() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
@@ -89,7 +82,7 @@ def _end_when_the_parent_asks() -> None:
 
 
 def _any_process(args: TrainingArguments, number: int | None) -> int | None:
-    """Return the signal that any process has received."""
+    """Return the signal that any process received."""
     received = torch.tensor([number or 0], device=args.device)
     torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
     return int(received.item()) or None

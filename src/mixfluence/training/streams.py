@@ -1,8 +1,8 @@
-"""One dataset, read over and over in random order and cut into batches without false negatives."""
+"""One dataset as an endless, shuffled sequence of batches without false negatives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from mixfluence.training.permutation import mix, permuted
 
 Rows = NDArray[np.int64]
-# Rows that may wait for a later batch: all of a small dataset, yet few enough to keep in a checkpoint.
+TextKeys = Callable[[Rows], NDArray[np.uint64]]
+# Rows that may wait for a later batch: all of a small dataset, yet few enough to store in a checkpoint.
 LOOKAHEAD = 4_096
-# Rows shuffled at a time, if an epoch has as many: the arithmetic of a few costs as much as that of a thousand.
+# Rows shuffled at once: shuffling a few takes as long as shuffling a thousand.
 BLOCK = 8_192
 
 
 class StreamState(NamedTuple):
-    """How far a dataset has been read: rows taken from the endless shuffle, and rows put off."""
+    """Rows read from the endless shuffle, and rows postponed to a later batch."""
 
     position: int = 0
     waiting: tuple[int, ...] = ()
@@ -27,32 +28,32 @@ class StreamState(NamedTuple):
 class RowStream:
     """A dataset as an endless sequence of batches in which no text answers two queries.
 
-    A row whose anchor or positive stands in the batch already, or that would bring another row's anchor or
-    positive as a negative, waits for a later batch. When too many wait, the batch stays short.
+    A row conflicts with a batch if its anchor or positive is already in it, or if one of its negatives is another
+    row's anchor or positive. Conflicting rows wait for a later batch; when too many wait, the batch stays short.
 
     Args:
         size: Number of rows.
         text_keys: Returns, for rows, one key per text: anchor, positive, then negatives.
-        key: Names the random order.
+        key: Seed of the shuffle.
     """
 
-    def __init__(self, size: int, text_keys: Callable[[Rows], NDArray[np.uint64]], key: int) -> None:
+    def __init__(self, size: int, text_keys: TextKeys, key: int) -> None:
         self.size = size
         self.state = StreamState()
         self._text_keys = text_keys
         self._key = key
         self._block_start = 0
         self._block = np.empty(0, np.int64)
-        self._entangled: NDArray[np.bool_] | None = None
+        self._conflicts: NDArray[np.bool_] | None = None
 
     def take(self, count: int, multiple: int = 1) -> Rows:
-        """Return `count` rows that may stand in one batch, or as many as can be found.
+        """Return `count` rows without conflicts, or as many as can be found.
 
         Args:
             count: Rows wanted.
-            multiple: Cut a short batch to a multiple of this (unless it is shorter than one).
+            multiple: Cut a short batch to a multiple of this, unless it is shorter than one.
         """
-        rows = self._take_plainly(count)
+        rows = self._take_next(count)
         if rows is None:
             rows = self._take_carefully(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
@@ -61,27 +62,27 @@ class RowStream:
             rows = rows[: len(rows) - surplus]
         return rows
 
-    def _take_plainly(self, count: int) -> Rows | None:
-        """Return the next rows if all of them may stand in one batch, as is the rule; None if they may not."""
+    def _take_next(self, count: int) -> Rows | None:
+        """Return the next rows if none of them conflict, the common case; else None."""
         position, waiting = self.state
         wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
-        doubtful = bool(waiting) or self._entangled_in_block(position, count) > 1
-        if doubtful and entangled(self._text_keys(rows[:count])).any():
+        doubtful = bool(waiting) or self._conflicts_in_block(position, count) > 1
+        if doubtful and conflicting(self._text_keys(rows[:count])).any():
             return None
         self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
     def _take_carefully(self, count: int) -> Rows:
-        """Return rows that may stand in one batch, and put off those that may not."""
+        """Accept rows one by one, and postpone those that conflict."""
         batch = Batch(count)
         position, waiting = self.state
         rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
         patience = max(4 * count, min(self.size, LOOKAHEAD))
         while not batch.full and len(batch.postponed) < patience:
-            wanted = rows_to_read(count, len(batch.rows))
+            wanted = _rows_to_read(count, len(batch.rows))
             candidates = self._shuffled(position, wanted)
-            # Rows that were not looked at are read again, not kept waiting.
+            # Rows left over when the batch is full are read again later instead of waiting.
             position += wanted - len(batch.add(candidates, self._text_keys(candidates)))
         self.state = StreamState(position, (*batch.postponed, *rest))
         return np.array(batch.rows, np.int64)
@@ -91,15 +92,15 @@ class RowStream:
         if first < 0 or first + count > len(self._block):
             self._block_start, first = start, 0
             self._block = self._shuffle(start, max(count, min(BLOCK, self.size)))
-            self._entangled = None
+            self._conflicts = None
         return self._block[first : first + count]
 
-    def _entangled_in_block(self, start: int, count: int) -> int:
-        """Return how many of these rows may not stand beside some other row of their block."""
-        if self._entangled is None:
-            self._entangled = entangled(self._text_keys(self._block))
+    def _conflicts_in_block(self, start: int, count: int) -> int:
+        """Return how many of these rows conflict with any other row of their block."""
+        if self._conflicts is None:
+            self._conflicts = conflicting(self._text_keys(self._block))
         first = start - self._block_start
-        return int(np.count_nonzero(self._entangled[first : first + count]))
+        return int(np.count_nonzero(self._conflicts[first : first + count]))
 
     def _shuffle(self, start: int, count: int) -> Rows:
         epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.size)
@@ -111,28 +112,58 @@ class RowStream:
         )
 
 
-def rows_to_read(count: int, found: int) -> int:
-    """Return how many more rows to look at: those that are missing, and not too few at a time."""
-    return max(count - found, count // 4, 8)
+class PartStream(RowStream):
+    """A stream whose batches hold rows of one part of the dataset, such as one source and text length.
 
+    Rows are read in the shuffled order of the whole dataset and wait until one part fills a batch, so that parts are
+    drawn in proportion to their size. Prefer `RowStream` for a dataset without parts.
 
-def entangled(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which rows share a text with another, or with themselves, that is an anchor or a positive of either."""
-    answers = np.sort(keys[:, :2], axis=None)
-    shared = answers[1:][answers[1:] == answers[:-1]]
-    if keys.shape[1] > 2:
-        shared = np.concatenate([shared, np.intersect1d(keys[:, 2:], answers)])
-    return np.asarray(np.isin(keys, shared).any(axis=1)) if len(shared) else np.zeros(len(keys), bool)
+    Args:
+        size: As for `RowStream`.
+        text_keys: As for `RowStream`.
+        key: As for `RowStream`.
+        parts: Number of rows of each part; parts are contiguous.
+        least: Parts with fewer rows are joined with the next one.
+    """
 
+    def __init__(self, size: int, text_keys: TextKeys, key: int, parts: Sequence[int], least: int) -> None:
+        super().__init__(size, text_keys, key)
+        self._ends = _ends(parts, least)
 
-def share(rows: Rows, rank: int, world: int) -> Rows:
-    """Return a process's part of the rows of a batch."""
-    # Fewer rows than processes: every process needs one, so some hold the same row.
-    return (rows if len(rows) >= world else np.resize(rows, world))[rank::world]
+    def _take_next(self, count: int) -> Rows | None:
+        return None
+
+    def _take_carefully(self, count: int) -> Rows:
+        position, waiting = self.state
+        rows = np.array(waiting, np.int64)
+        patience = 2 * len(self._ends) * count + min(self.size, LOOKAHEAD)
+        while True:
+            chosen = self._choose(rows, count)
+            if len(chosen) == count or len(rows) >= patience:
+                break
+            more = _rows_to_read(count, 0)
+            rows = np.concatenate([rows, self._shuffled(position, more)])
+            position += more
+        self.state = StreamState(position, tuple(np.delete(rows, chosen).tolist()))
+        return rows[chosen]
+
+    def _choose(self, rows: Rows, count: int) -> list[int]:
+        """Return indices of a batch: of the largest part that fills it, or of the part that comes closest."""
+        best: list[int] = []
+        owners = np.searchsorted(self._ends, rows, side="right")
+        sizes = np.bincount(owners, minlength=1)
+        for part in np.argsort(-sizes, kind="stable"):
+            if sizes[part] <= len(best) or len(best) == count:
+                break
+            places = np.flatnonzero(owners == part)
+            batch = Batch(count)
+            batch.add(places, self._text_keys(rows[places]))
+            best = max(best, batch.rows, key=len)
+        return best
 
 
 class Batch:
-    """Rows accepted so far, and the texts that decide whether the next one fits."""
+    """Rows accepted and postponed so far, and the texts that decide about the next one."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -143,11 +174,11 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether no row is wanted any more."""
+        """Whether the batch has all rows it needs."""
         return len(self.rows) == self.count
 
     def add(self, candidates: Rows, keys: NDArray[np.uint64]) -> list[int]:
-        """Accept or postpone candidates until the batch is full; return those not looked at."""
+        """Accept or postpone candidates until the batch is full; return the rest."""
         rows: list[int] = candidates.tolist()
         for place, (anchor, positive, *negatives) in enumerate(keys.tolist()):
             if self.full:
@@ -159,3 +190,34 @@ class Batch:
                 self._texts.update((anchor, positive, *negatives))
                 self._answers.update((anchor, positive))
         return []
+
+
+def conflicting(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which rows share a text that is an anchor or a positive of any row, within a row or between rows."""
+    answers = np.sort(keys[:, :2], axis=None)
+    shared = answers[1:][answers[1:] == answers[:-1]]
+    if keys.shape[1] > 2:
+        shared = np.concatenate([shared, np.intersect1d(keys[:, 2:], answers)])
+    return np.asarray(np.isin(keys, shared).any(axis=1)) if len(shared) else np.zeros(len(keys), bool)
+
+
+def shard(rows: Rows, rank: int, world: int) -> Rows:
+    """Return the rows of a batch that one process trains on."""
+    # With fewer rows than processes, some processes get the same row: each needs one.
+    return (rows if len(rows) >= world else np.resize(rows, world))[rank::world]
+
+
+def _rows_to_read(count: int, found: int) -> int:
+    return max(count - found, count // 4, 8)
+
+
+def _ends(parts: Sequence[int], least: int) -> NDArray[np.int64]:
+    """Return where each part ends; small parts are joined with the next one, a small last one with the previous."""
+    ends: list[int] = []
+    start = end = 0
+    for size in parts:
+        end += size
+        if end - start >= least:
+            ends.append(end)
+            start = end
+    return np.array([*ends[:-1], end], np.int64)

@@ -21,9 +21,8 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from mixfluence.display import bar, duration, percent, sparkline
 from mixfluence.influence import Probe
 from mixfluence.strategies import InfDDS, Static, Strategy
-from mixfluence.training import progress
+from mixfluence.training.display import ProgressDisplay
 from mixfluence.training.losses import info_nce
-from mixfluence.training.progress import ProgressDisplay
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import arguments, pool
 
@@ -55,7 +54,7 @@ def train(
 
 def log(display: ProgressDisplay, step: int, logs: dict[str, float], folder: str = "run/checkpoints") -> None:
     state = TrainerState(global_step=step, max_steps=100, is_world_process_zero=True)
-    display.on_log(TrainingArguments(folder, use_cpu=True), state, TrainerControl(), logs)
+    display.on_log(TrainingArguments(folder, use_cpu=True), state, TrainerControl(), logs=logs)
 
 
 def begin(display: ProgressDisplay, step: int = 0, folder: str = "run/checkpoints", *, first: bool = True) -> None:
@@ -113,7 +112,7 @@ def test_nothing_is_said_twice(plain: Console) -> None:
     assert len(lines) == 10
     assert [number for number, line in enumerate(lines) if "drawing" in line] == [0, 4]
     assert [number for number, line in enumerate(lines) if "largest influence a +0.5" in line] == [0]
-    # The host logs a summary at the end, without a loss.
+    # The Trainer logs a summary at the end, without a loss.
     log(display, 100, {"train_loss": 1.0})
     end(display)
     assert len(text(plain).splitlines()) == 10
@@ -165,7 +164,7 @@ def test_a_terminal_gets_one_picture_that_goes_away(
 
 def test_the_picture_shows_all_it_was_told(terminal: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("mixfluence.training.display.time", SimpleNamespace(monotonic=lambda: clock[0]))
     display = ProgressDisplay(terminal, "run")
     begin(display)
     clock[0] += 30.0

@@ -1,4 +1,4 @@
-"""The loss of a proxy run: InfoNCE, weighted by how a batch compares with a frozen reference model."""
+"""The loss of a proxy run: InfoNCE, weighted by its excess over the loss of a frozen reference model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from mixfluence.influence import embed_columns, packed
 from mixfluence.strategies import Strategy
 from mixfluence.training.packing import prepare_attention
 
-Features = dict[str, Any]
 Weigh = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
 
 
 class Reference:
-    """A trained encoder that is only asked.
+    """A frozen encoder.
 
-    No module, so that a loss that holds it neither trains nor saves it, and the host does not put the proxy in its
-    place. The encoder is frozen and set to eval mode for good.
+    It is not an `nn.Module`, so that a loss that holds it neither trains nor saves it, and sentence-transformers does
+    not replace its model by the one being trained. The encoder stays in eval mode.
 
     Args:
-        model: The encoder; it gets the token ids of the model that is trained.
-        autocast: Precision that the training runs under, which the host applies to the trained model alone; None for
-            the encoder's own.
+        model: The encoder; it is given token ids of the trained model.
+        autocast: Precision of the training, which accelerate applies to the trained model only; None for the
+            encoder's own.
     """
 
     def __init__(self, model: SentenceTransformer, autocast: torch.dtype | None = None) -> None:
@@ -41,7 +40,7 @@ class Reference:
         self._autocast = autocast
 
     @torch.no_grad()
-    def embed(self, columns: Sequence[Features], device: torch.device) -> list[Tensor]:
+    def embed(self, columns: Sequence[dict[str, Any]], device: torch.device) -> list[Tensor]:
         """Return the embeddings of every column, computed on a device."""
         if self._model.device != device:
             self._model.to(device)
@@ -52,20 +51,19 @@ class Reference:
 
 
 class GroupLoss(nn.Module):
-    """InfoNCE of one dataset in a proxy run, times the weight that the dataset has earned against the reference.
+    """InfoNCE of one dataset in a proxy run, times the current group-DRO weight of the dataset.
 
-    Unweighted, it is the host's `MultipleNegativesRankingLoss`; use that (`info_nce`) wherever nothing is to be
-    weighted. Every batch is weighed once: with gradient accumulation each of a step's batches, on several processes
-    by the losses of them all. Where no gradient is asked for, as in the host's evaluation, it is the plain loss and
-    nothing is learned. The trained model has its dropout while it is compared, the reference has none.
+    Prefer `info_nce` if nothing is to be weighted. Each batch is weighed once, by the losses of all processes; with
+    gradient accumulation each micro-batch. Without gradients, as in evaluation, it is the plain loss and no weight
+    changes. The trained model is compared with dropout, the reference without.
 
     Args:
         model: The encoder that is trained.
-        reference: What its losses are compared with.
+        reference: The encoder that its losses are compared with.
         weigh: Takes the losses of all queries under model and reference, and returns the weight of the batch.
         temperature: Divides the cosines.
-        own_negatives_only: Compare a query with its row's own passages alone, where rows have hard negatives.
-        gather_across_devices: Take the other processes' passages as negatives too, with their gradient.
+        own_negatives_only: Use only a row's own passages, in rows that have hard negatives.
+        gather_across_devices: As for `info_nce`.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class GroupLoss(nn.Module):
         self._own_negatives_only = own_negatives_only
         self._gather_across_devices = gather_across_devices
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the weighted loss of a batch."""
         columns = list(sentence_features)
         losses = self._rows(embed_columns(self.model, columns))
@@ -99,7 +97,7 @@ class GroupLoss(nn.Module):
 
     def _rows(self, columns: Sequence[Tensor]) -> Tensor:
         """Return the loss of each query."""
-        # In fp32 or better from here on: at a temperature of 0.02, bf16 would round scores to a tenth.
+        # At least fp32 from here on: at a temperature of 0.02, bf16 rounds scores to a tenth.
         precision = torch.promote_types(columns[0].dtype, torch.float32)
         queries, *passages = (F.normalize(column.to(precision), dim=-1) for column in columns)
         if self._own_negatives_only and len(passages) > 1:
@@ -123,21 +121,21 @@ def group_losses(
     autocast: torch.dtype | None = None,
     gather_across_devices: bool = False,
 ) -> dict[str, nn.Module]:
-    """Return a loss per dataset for `MixtureTrainer`, all against one reference and all teaching one strategy.
+    """Return one loss per dataset for `MixtureTrainer`, with a common reference and strategy.
 
     Args:
         model: The encoder that is trained.
-        reference: A trained encoder of the same kind; it is frozen.
+        reference: A trained encoder with the same tokenizer; it is frozen.
         strategy: The strategy of the same trainer.
         names: The datasets, in the trainer's order.
         temperature: Divides the cosines.
-        autocast: Precision that the training runs under: `torch.bfloat16` where the host's `bf16` is on.
-        gather_across_devices: Take the other processes' passages as negatives too; only on several processes.
+        autocast: Precision of the training: `torch.bfloat16` if the training argument `bf16` is on.
+        gather_across_devices: As for `info_nce`; only on several processes.
     """
     if reference is model:
-        raise RecipeError("the reference must be another model than the one that is trained")
+        raise RecipeError("reference: must not be the model that is trained")
     if dotted := [name for name in names if "." in name]:
-        raise RecipeError(f"a dataset with a loss of its own must have a name without a dot, found {dotted[0]!r}")
+        raise RecipeError(f"{dotted[0]!r}: names of datasets with a loss of their own must not contain a dot")
     frozen = Reference(reference, autocast)
     return {
         name: GroupLoss(

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: one calm picture on a terminal, a few lines elsewhere."""
+"""Progress of a run: a live picture on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from mixfluence.run_folder import STAGES_FOLDER
 
 PLAIN_LINES = 10
 PLAIN_DATASETS = 3
-# Logs of probabilities that are kept for sparklines; of a longer run, every other one is forgotten again and again.
+# Logged probabilities kept for sparklines; a longer history is thinned to every other one.
 HISTORY = 512
 REFRESHES_PER_SECOND = 2
 
 
 class ProgressDisplay(TrainerCallback):
-    """Shows step, loss, learning rate, time left and what is drawn; a few plain lines where there is no terminal.
+    """Shows step, loss, learning rate, time left and probabilities; a few plain lines without a terminal.
 
-    Everything but steps and time comes from the host's logs, as any tracker gets them. It may follow several runs, one
-    after the other: the stages of a method, or a run and its resumption.
+    Everything but steps and time comes from the Trainer's logs. One display may follow several runs in turn, such as
+    the stages of a method.
 
     Args:
         console: Where to show it.
-        label: What is being trained.
+        label: Name of the run.
     """
 
     def __init__(self, console: Console, label: str) -> None:
@@ -46,20 +46,18 @@ class ProgressDisplay(TrainerCallback):
         self._title = title
         self._first = self._step = step
         self._steps = steps
-        self._told = step * PLAIN_LINES // steps
+        self._printed = step * PLAIN_LINES // steps
         self._started = time.monotonic()
         self._logs: Mapping[str, float] = {}
         self._history: list[Mapping[str, float]] = []
-        self._said: list[str] = []
+        self._previous: list[str] = []
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Start anew, from the step that a resumed run goes on from."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Start again, at the step that a run is resumed from."""
         self._stop()
         stage = _stage(Path(args.output_dir))
         self._begin(f"{self._label}, stage {stage}" if stage else self._label, state.global_step, state.max_steps)
-        # A terminal that has no block characters gets the lines.
+        # A terminal without block characters gets plain lines.
         if state.is_world_process_zero and self._console.is_terminal and not self._console.options.ascii_only:
             self._live = Live(
                 console=self._console,
@@ -68,25 +66,17 @@ class ProgressDisplay(TrainerCallback):
                 transient=True,
             )
             self._live.start()
-            # An interrupted run has no end; the cursor must come back all the same.
+            # An interrupted run never calls on_train_end, but the cursor must be restored.
             atexit.register(self._stop)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Count the step."""
         self._step = state.global_step
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Take what was logged, and print a line if one is due."""
-        if not logs or "loss" not in logs or not state.is_world_process_zero:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Store the logs, and print a plain line if one is due."""
+        logs: dict[str, float] = kwargs["logs"]
+        if "loss" not in logs or not state.is_world_process_zero:
             return
         self._step = state.global_step
         self._logs = logs
@@ -95,14 +85,12 @@ class ProgressDisplay(TrainerCallback):
         if len(self._history) > HISTORY:
             self._history = self._history[1::2]
         due = self._step * PLAIN_LINES // self._steps
-        if self._live is None and due > self._told:
-            self._told = due
-            self._print("; ".join([self._progress(), *self._news()]))
+        if self._live is None and due > self._printed:
+            self._printed = due
+            self._print("; ".join([self._progress(), *self._changes()]))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Leave one line where the picture was."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Replace the picture by one line."""
         if self._live is not None:
             self._stop()
             loss = f", loss {self._logs['loss']:.3f}" if self._logs else ""
@@ -119,7 +107,7 @@ class ProgressDisplay(TrainerCallback):
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def _time(self) -> str:
-        """Return the time that is left at the pace so far, probing included; at the end, what it took."""
+        """Return the remaining time at the pace so far, probing included; at the end, the time taken."""
         done, elapsed = self._step - self._first, time.monotonic() - self._started
         if self._step >= self._steps:
             return f"took {duration(elapsed)}"
@@ -139,17 +127,17 @@ class ProgressDisplay(TrainerCallback):
         step = f"{self._title}: step {self._step:,} of {self._steps:,}"
         return ", ".join([step, *self._facts(), self._time()])
 
-    def _news(self) -> list[str]:
-        """Return what a plain line says of the mixture, as far as the line before did not say the same."""
-        before, self._said = self._said, []
+    def _changes(self) -> list[str]:
+        """Return what a plain line says about the mixture, except what the previous line said too."""
+        before, self._previous = self._previous, []
         if self._history:
             now = self._history[-1]
             shares = ", ".join(f"{name} {percent(now[name])}" for name in largest(now, PLAIN_DATASETS))
-            self._said.append(f"drawing {shares}")
+            self._previous.append(f"drawing {shares}")
         if influence := _named(self._logs, "influence/"):
             (best,) = largest(influence, 1)
-            self._said.append(f"largest influence {best} {influence[best]:+.2g}")
-        return [sentence for sentence in self._said if sentence not in before]
+            self._previous.append(f"largest influence {best} {influence[best]:+.2g}")
+        return [sentence for sentence in self._previous if sentence not in before]
 
     def _picture(self) -> Group:
         head = Table.grid(padding=(0, 2))
@@ -172,6 +160,6 @@ def _named(logs: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def _stage(checkpoints: Path) -> str | None:
-    """Return the stage of a method whose checkpoints are there; None for its last, and for methods that have one."""
+    """Return the name of the stage that writes these checkpoints; None for the last or only stage."""
     folder = checkpoints.parent
     return folder.name if folder.parent.name == STAGES_FOLDER else None

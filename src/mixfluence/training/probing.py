@@ -1,0 +1,307 @@
+"""Rounds of probes between two training steps: what they draw, how they run and what they report.
+
+Rows, dev rows, subsets and dropout of probes have random streams of their own: probing changes no training draw.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import DistributedType
+from accelerate.utils import broadcast, reduce, send_to_device
+from torch import Tensor, nn
+
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence import (
+    DevBatch,
+    Influences,
+    Meter,
+    Piece,
+    refuse_without_moments,
+    relative_rate,
+    resolve_metric,
+)
+from mixfluence.training.batches import Collator, MixtureRows, dev_negatives_per_row
+from mixfluence.training.permutation import mix, permuted
+from mixfluence.training.sampler import batch_sizes, data_seed
+from mixfluence.training.streams import Rows, RowStream, StreamState, shard
+
+if TYPE_CHECKING:
+    from mixfluence.training.trainer import MixtureTrainer
+
+# Ids of the random streams.
+PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
+
+
+class ProbeRunner:
+    """Draws for and runs rounds of probes, and updates the strategy with what they measure.
+
+    Args:
+        trainer: Its strategy must ask for probes.
+        dev: The dev sets.
+        negatives: Hard negatives per row of each training dataset.
+        collate: Turns rows into model inputs.
+
+    Attributes:
+        influence: The last influence of each dataset that was measured.
+        seconds: Time spent on probes by this trainer.
+    """
+
+    def __init__(
+        self,
+        trainer: MixtureTrainer,
+        dev: Mapping[str, TokenisedRows],
+        negatives: Mapping[str, int],
+        collate: Collator,
+    ) -> None:
+        assert trainer.strategy.probing is not None
+        _refuse_unsupported(trainer)
+        self.influence: dict[str, float] = {}
+        self.seconds = 0.0
+        self._trainer = trainer
+        self._strategy = trainer.strategy
+        self._probing = trainer.strategy.probing
+        self._probe = probe = self._probing.method
+        self._seed = data_seed(trainer.args)
+        self._metric = resolve_metric(probe.metric, trainer.loss)
+        self._collate = collate
+        tokenised = trainer.tokenised
+        self._rows = MixtureRows(tokenised, negatives)
+        self._rank: int = 0 if probe.alone else trainer.args.process_index
+        self._world: int = 1 if probe.alone else trainer.args.world_size
+        sizes = batch_sizes(probe.batch_size or trainer.args.train_batch_size, self._world, tokenised)
+        self._batch_sizes = list(sizes.values())
+        self._drawn: dict[int, list[Rows]] = {}
+        self._streams = self._open(tokenised, negatives, PROBE_ROWS)
+        dev_negatives = dict.fromkeys(dev, 0)
+        if self._metric.hard_negatives:
+            dev_negatives = dev_negatives_per_row(dev, trainer.num_negatives)
+        self._dev_names = list(dev)
+        self._dev_rows = MixtureRows(dev, dev_negatives)
+        self._dev_sizes = [min(probe.dev_batch_size, rows.distinct_positives) for rows in dev.values()]
+        # Opened again for rounds without probes, which are compared with each other and so need the same rows.
+        self._open_dev = partial(self._open, dev, dev_negatives, DEV_ROWS)
+        self._dev_streams = self._open_dev()
+        for number, stream in enumerate(self._open_dev()):
+            self._refuse_unfit(number, stream.take(2))
+        self._spread = math.inf
+        self._rounds = 0
+        self._learner: TrainerLearner
+        self._meter: Meter
+
+    @property
+    def due(self) -> bool:
+        """Whether the strategy wants a round now, at the end of a step that is not the last."""
+        state = self._trainer.state
+        if state.global_step >= state.max_steps:
+            return False
+        return self._strategy.due(state.global_step, relative_rate(self._trainer.optimizer))
+
+    def start(self) -> None:
+        """Prepare for the first round, once the trainer has its optimizer; refuse one that probes cannot work with."""
+        self._learner = TrainerLearner(self._trainer, alone=self._probe.alone)
+        if self._probe.needs_moments:
+            refuse_without_moments(self._learner.optimizer)
+        self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
+
+    def update(self) -> dict[str, Any]:
+        """Run a round, update the strategy with it, and return what the trace says about it."""
+        started = self._now()
+        influences = self._run()
+        cost = {"seconds": round(self._now() - started, 4), "memory": round(self._meter.memory, 3)}
+        self.seconds += cost["seconds"]
+        update = cost | describe(influences, self._strategy.update(influences), list(self._trainer.mixture))
+        self.influence = update.get("influence", {})
+        return update
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far each stream has been read, as JSON values."""
+        return {
+            "rounds": self._rounds,
+            "spread": None if math.isinf(self._spread) else self._spread,
+            "streams": [stream.state for stream in self._streams],
+            "dev_streams": [stream.state for stream in self._dev_streams],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._rounds = state["rounds"]
+        self._spread = math.inf if state["spread"] is None else state["spread"]
+        for streams, states in (self._streams, state["streams"]), (self._dev_streams, state["dev_streams"]):
+            for stream, (position, waiting) in zip(streams, states, strict=True):
+                stream.state = StreamState(position, tuple(waiting))
+
+    def _run(self) -> Influences:
+        chosen = self._choose()
+        # Every process draws for all datasets, whichever it probes, so that the streams stay alike.
+        self._drawn = {dataset: self._draw(dataset) for dataset in chosen}
+        # The Trainer sums up the components of a loss whenever it is computed.
+        components = copy.deepcopy(self._trainer.accum_loss_components)
+        with self._learner.detached():
+            influences = self._meter.measure(
+                chosen,
+                self._batches,
+                self._dev_batches(self._dev_streams if chosen else self._open_dev()),
+                seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
+                spread=self._spread,
+            )
+        self._trainer.accum_loss_components = components
+        self._spread = influences.spread(self._probe.aggregate) or self._spread
+        self._rounds += 1
+        return influences
+
+    def _open(
+        self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], purpose: int
+    ) -> list[RowStream]:
+        return [
+            RowStream(len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(self._seed, purpose, number))
+            for number, (name, rows) in enumerate(datasets.items())
+        ]
+
+    def _choose(self) -> list[int]:
+        """Return the datasets to probe: all candidates, or a random subset if the strategy wants fewer."""
+        possible = self._strategy.candidates()
+        wanted = min(self._probing.subset or len(possible), len(possible))
+        places = permuted(np.arange(wanted), len(possible), mix(self._seed, SUBSET, self._rounds))
+        return sorted(possible[places].tolist())
+
+    def _draw(self, dataset: int) -> list[Rows]:
+        stream, size = self._streams[dataset], self._batch_sizes[dataset]
+        return [stream.take(size, self._world) for _ in range(self._probing.steps)]
+
+    def _batches(self, dataset: int) -> Iterator[dict[str, Any]]:
+        for rows in self._drawn[dataset]:
+            yield self._collate(self._rows.batch(dataset, shard(rows, self._rank, self._world)))
+
+    def _dev_batches(self, streams: Sequence[RowStream]) -> list[DevBatch]:
+        """Draw rows of every dev set, in pieces of at most a training batch, which is known to fit in memory."""
+        batches = []
+        for number, (name, stream) in enumerate(zip(self._dev_names, streams, strict=True)):
+            rows = stream.take(self._dev_sizes[number])
+            pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
+            batches.append(DevBatch(name, [self._piece(number, piece) for piece in pieces]))
+        return batches
+
+    def _piece(self, number: int, rows: Rows) -> Piece:
+        inputs = self._learner.place(self._collate(self._dev_rows.batch(number, rows)))
+        return Piece(*self._trainer.collect_features(inputs))
+
+    def _refuse_unfit(self, number: int, rows: Rows) -> None:
+        """Refuse a dev set that the metric cannot be computed on."""
+        name = self._dev_names[number]
+        if len(rows) < 2:
+            raise DataError(f"{name}: a dev set needs at least two rows that share neither query nor positive")
+        scores = self._dev_rows.batch(number, rows).scores
+        if self._metric.score is not None:
+            # Called for its error only: some metrics need a teacher's scores.
+            passages = torch.zeros(2, 1 if scores is None else scores.shape[1], 1)
+            labels = None if scores is None else torch.from_numpy(scores)
+            self._metric.score(torch.zeros(2, 1), passages, DevBatch(name, [Piece([], labels)]))
+
+    def _now(self) -> float:
+        if self._trainer.args.device.type == "cuda":
+            torch.cuda.synchronize(self._trainer.args.device)
+        return time.monotonic()
+
+
+class TrainerLearner:
+    """The `Learner` of probes: a trainer between two steps; `alone` if each process probes datasets of its own."""
+
+    def __init__(self, trainer: MixtureTrainer, *, alone: bool) -> None:
+        self._trainer = trainer
+        self._losses = list(trainer.loss.values()) if isinstance(trainer.loss, dict) else [trainer.loss]
+        self.model: nn.Module = trainer.model
+        self.modules: nn.Module = nn.ModuleList([trainer.model, *self._losses])
+        self.rank: int = trainer.args.process_index if alone else 0
+        self.world: int = trainer.args.world_size if alone else 1
+        # Without accelerate's wrapper, whose `step` does nothing while gradients are accumulated.
+        self.optimizer: torch.optim.Optimizer = trainer.optimizer.optimizer
+
+    def backward(self, batch: dict[str, Any]) -> None:
+        """Compute the clipped gradient of a batch's loss, as a training step would."""
+        trainer = self._trainer
+        wrapped = trainer.model_wrapped if self.world == 1 else trainer.model
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(wrapped, self.place(batch))
+        trainer.accelerator.backward(loss)
+        if trainer.args.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
+
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the values of the first process on every process."""
+        agreed: Tensor = broadcast(values) if self._trainer.args.world_size > 1 else values
+        return agreed
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes."""
+        added: Tensor = reduce(values.contiguous(), "sum")
+        return added
+
+    def place(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch on the trainer's device."""
+        placed: dict[str, Any] = send_to_device(batch, self._trainer.args.device, non_blocking=True)
+        return placed
+
+    @contextmanager
+    def detached(self) -> Iterator[None]:
+        """Make losses local for a while if each process probes datasets of its own."""
+        wrapped = self._trainer.model_wrapped
+        if self.world == 1:
+            yield
+            return
+        parts = [part for loss in self._losses for part in loss.modules()]
+        calling = [part for part in parts if getattr(part, "model", None) is wrapped]
+        gathering = [part for part in parts if getattr(part, "gather_across_devices", False)]
+        try:
+            for part in calling:
+                part.model = self.model
+            for part in gathering:
+                part.gather_across_devices = False
+            yield
+        finally:
+            for part in calling:
+                part.model = wrapped
+            for part in gathering:
+                part.gather_across_devices = True
+
+
+def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what the trace says about a round, besides its cost in `seconds` and `memory` (in parameter sizes).
+
+    Args:
+        influences: What was measured: `on_targets`, the influence of each dataset on each dev set; `dev`, the metric
+            on each dev set before the round; `rows` of each dev set; `failed`, datasets whose probe was not finite.
+        facts: What the strategy reports; a list has one value per measured dataset.
+        names: Names of all datasets.
+    """
+    probed = [names[dataset] for dataset in influences.probed]
+    named = {name: dict(zip(probed, v, strict=True)) if isinstance(v, list) else v for name, v in facts.items()}
+    base = dict(zip(influences.targets, influences.base.tolist(), strict=True))
+    return {
+        **named,
+        "on_targets": {
+            target: dict(zip(probed, column.tolist(), strict=True))
+            for target, column in zip(influences.targets, influences.on_targets().T, strict=True)
+        },
+        # JSON has no NaN.
+        "dev": {target: value if math.isfinite(value) else None for target, value in base.items()},
+        "rows": {target: gains.shape[1] for target, gains in zip(influences.targets, influences.gains, strict=True)},
+        "failed": [names[dataset] for dataset in influences.failed],
+    }
+
+
+def _refuse_unsupported(trainer: MixtureTrainer) -> None:
+    if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
+        raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
+    kind = trainer.accelerator.distributed_type
+    if kind not in {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU}:
+        raise RecipeError(f"{kind.value}: not supported with probes, which need the whole model in every process")
