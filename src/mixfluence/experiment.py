@@ -29,10 +29,9 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import write_weights
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
-from mixfluence.evaluation import Evaluation, score_run, write_evaluation
-from mixfluence.evaluation.bm25 import bm25_run
-from mixfluence.evaluation.dev_ranks import look_at_dev
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
+from mixfluence.evaluation.dev_queries import rank_dev_sets
+from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
@@ -98,7 +97,7 @@ def run(
     write_weights(folder / WEIGHTS_FILE, shares(trainer.outcome() or trainer.probabilities()))
     prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
     with watch("evaluate"):
-        look_at_dev(trainer.model, guides, prompts, folder / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
+        rank_dev_sets(trainer.model, guides, prompts, folder / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
         scores = evaluate_tasks(trainer.model, tasks, recipe, folder / EVAL_FOLDER, show_progress=show_progress)
         if recipe.evaluation.bm25:
             evaluate_bm25(tasks, folder / "eval-bm25")
@@ -137,8 +136,8 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
     scores = {}
     for name, task in tasks.items():
-        found = bm25_run(task, 100)
-        scores[name] = Evaluation(name, score_run(found, task.qrels, task.query_ids))
+        found = rank_bm25(task, 100)
+        scores[name] = Evaluation(name, score_rankings(found, task.qrels, task.query_ids))
         if folder:
             write_evaluation(scores[name], folder)
     return scores

@@ -19,7 +19,7 @@ from mixfluence.assembly import build_model, read_selection_tasks, training_argu
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
-from mixfluence.evaluation.selection import DevEvaluator
+from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.files import write_text
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.record import Stopwatch

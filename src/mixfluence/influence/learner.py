@@ -1,4 +1,4 @@
-"""What measuring needs of whatever trains the model, and what training needs of whatever measures."""
+"""Interfaces between measurements and the trainer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mixfluence.influence.reptile import Reptile
 
 
 class Learner(Protocol):
-    """What a measurement needs of whatever trains the model.
+    """What a measurement needs from the trainer.
 
     Attributes:
-        model: The encoder as the metric calls it.
-        modules: Everything that trains as one: the encoder, and losses with parameters of their own.
-        optimizer: The run's optimizer, between two steps.
-        rank: Which of the processes that share out the datasets this is.
-        world: How many they are: 1 if there is one, or if all work on every dataset together.
+        model: The encoder, as the metric calls it.
+        modules: Everything that is trained: the encoder, and losses with parameters.
+        optimizer: The optimizer of the run, between two steps.
+        rank: Number of this process among those that divide the datasets.
+        world: Number of processes that divide the datasets; 1 if all work on every dataset together.
     """
 
     model: nn.Module
@@ -32,20 +32,20 @@ class Learner(Protocol):
     world: int
 
     def backward(self, batch: Any) -> None:
-        """Leave the clipped gradient of a batch's loss in the parameters."""
+        """Compute the clipped gradient of a batch's loss, in the `grad` of the parameters."""
 
     def agree(self, values: Tensor) -> Tensor:
-        """Return the values of the first process on every process, so that all decide alike."""
+        """Return the values of the first process on every process, so that all take the same decisions."""
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all processes, on every process."""
 
 
 class Meter(Protocol):
-    """Measures what datasets are worth now, and leaves no trace unless a Reptile step was asked for.
+    """Measures the influence of datasets, without side effects except for a Reptile step.
 
     Attributes:
-        memory: What the last round needed on the device beyond training, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes.
     """
 
     memory: float
@@ -62,47 +62,57 @@ class Meter(Protocol):
         """Measure datasets one after another.
 
         Args:
-            datasets: Which ones. With none, only the dev sets are looked at.
-            batches: Returns a dataset's batches.
+            datasets: Positions in the mixture. If empty, only the dev sets are evaluated.
+            batches: Returns the batches of a dataset.
             dev: The rows of every target, the same for all datasets.
-            seed: Decides dropout, the same for all datasets.
-            spread: Spread of the influences one round ago, infinite if there was none.
+            seed: Seed of dropout, the same for all datasets.
+            spread: Spread of the influences in the previous round; infinite if there was none.
         """
 
 
 class Measurement(Protocol):
-    """How a strategy wants datasets measured. `Probe` trains on them, `Alignment` compares gradients."""
+    """How datasets are measured: `Probe` trains on them, `Alignment` compares gradients."""
 
     @property
     def batch_size(self) -> int | None:
-        """Rows per batch; the training batch if None."""
+        """Rows per batch; None for the training batch size."""
 
     @property
     def dev_batch_size(self) -> int:
-        """Rows of each target that every round looks at."""
+        """Rows of each target per round."""
 
     @property
     def metric(self) -> Metric | Literal["training-loss"]:
-        """What is measured on dev; `training-loss` is the trainer's own loss."""
+        """The metric on dev; `training-loss` is the loss of the trainer."""
 
     @property
     def aggregate(self) -> Aggregate:
-        """How several targets become one number."""
+        """How several targets are combined; see `Influences.combine`."""
 
     @property
     def needs_moments(self) -> bool:
-        """Whether it only works with an optimizer of the Adam family."""
+        """Whether it needs an optimizer of the Adam family."""
 
     @property
     def alone(self) -> bool:
-        """Whether a process measures a dataset by itself, so that several can share out the datasets."""
+        """Whether a process measures a dataset by itself, so that several can divide the datasets."""
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        """Return what measures by it."""
+        """Return a meter for this measurement."""
 
 
 def refuse_single_rows(measurement: Measurement) -> None:
-    """Refuse batches of one row, which has no negatives."""
+    """Raise RecipeError for batches of one row, which have no negatives."""
     for name, size in ("batch_size", measurement.batch_size), ("dev_batch_size", measurement.dev_batch_size):
         if size is not None and size < 2:
             raise RecipeError(f"{name} must be at least 2, found {size}: a single row has no negatives")
+
+
+def refuse_without_moments(optimizer: Optimizer) -> None:
+    """Raise RecipeError for an optimizer that is not of the Adam family, before or after its first step."""
+    adam = all("betas" in group and "eps" in group for group in optimizer.param_groups)
+    if not adam or (optimizer.state and not any("exp_avg_sq" in state for state in optimizer.state.values())):
+        raise RecipeError(
+            "momentum-free probes and preconditioned gradients need an optimizer with second moments such as AdamW, "
+            f"found {type(optimizer).__name__}"
+        )
