@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,13 +10,14 @@ from rich.console import Console
 from rich.progress import track
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device, truncate_embeddings
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mixfluence.attention import shape_free_attention
 from mixfluence.data.layout import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import MixfluenceError
+from mixfluence.influence.snapshot import preserve_modes
 
 # Prompt names that sentence-transformers tries, in this order.
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -40,17 +40,6 @@ def text_encoders(model: SentenceTransformer, prompts: Mapping[Task, str | None]
         task: TextEncoder(model, task, _own_prompt(model, task) if prompt is None else prompt, tokeniser)
         for task, prompt in prompts.items()
     }
-
-
-@contextmanager
-def preserve_modes(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of every module at the end of the block; some may be in eval mode on purpose."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class TextEncoder:

@@ -20,8 +20,8 @@ from sentence_transformers.util import batch_to_device, load_file_path
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from mixfluence.embedding import preserve_modes
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence.snapshot import preserve_modes
 
 # transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
 # Mismatched shapes are ignored here because `_refuse_random` names the tensors.

@@ -171,13 +171,7 @@ def _unit(vectors: Matrix) -> Matrix:
 
 def _identity(encoder: SentenceTransformer) -> str:
     """Hash everything that determines an encoder's vectors, independent of where it was loaded from."""
-    facts = [
-        _inputs(encoder),
-        str(encoder),
-        encoder.prompts,
-        encoder.default_prompt_name,
-        encoder.truncate_dim,
-    ]
+    facts = [_inputs(encoder), str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())

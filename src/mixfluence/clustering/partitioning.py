@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -112,7 +111,7 @@ def partition(
     embedder.encode(chain(mixture.values(), dev.values()))
     pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
     parts = [
-        _Clusters(name, pool, embedder, levels=levels, branching=branching, least_rows=least_rows, seed=seed)
+        _Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
         for name, pool in pools.items()
     ]
     weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], smoothing)
@@ -132,19 +131,9 @@ class _Clusters:
         rows: Rows of each cluster (first axis) in each dataset (second axis).
     """
 
-    def __init__(
-        self,
-        name: str,
-        datasets: Mixture,
-        embedder: Embedder,
-        *,
-        levels: int,
-        branching: int,
-        least_rows: int,
-        seed: int,
-    ) -> None:
-        self.name, self.datasets = name, datasets
-        self._tree, self._leaves = _cluster(name, datasets, embedder, levels=levels, branching=branching, seed=seed)
+    def __init__(self, name: str, datasets: Mixture, embedder: Embedder, least_rows: int, **shape: int) -> None:
+        self.datasets = datasets
+        self._tree, self._leaves = _cluster(name, datasets, embedder, **shape)
         cuts = np.cumsum(list(datasets.sizes.values()))[:-1]
         per_node = np.stack([np.bincount(part, minlength=len(self._tree)) for part in np.split(self._leaves, cuts)])
         groups = merge(self._tree, per_node.sum(axis=0), least_rows)
@@ -190,16 +179,12 @@ def _cluster(
     if not leaves.exists():
         points = Points([embedder.vectors(rows) for rows in datasets.values()])
         logger.info("clustering %s: %d rows", name, len(points))
-        _write_clusters(points, tree, leaves, levels=levels, branching=branching, seed=seed)
+        # The tree is renamed first: the file of leaves marks that both are complete.
+        with replacing(leaves) as unfinished, replacing(tree) as temporary:
+            nodes = np.lib.format.open_memmap(unfinished, "w+", np.int32, (len(points),))
+            grow(points, nodes, levels=levels, branching=branching, seed=seed).save(temporary)
+            nodes.flush()
     return Tree.load(tree), np.load(leaves, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-
-
-def _write_clusters(points: Points, tree: Path, leaves: Path, *, levels: int, branching: int, seed: int) -> None:
-    # The tree is renamed first: the file of leaves marks that both are complete.
-    with replacing(leaves) as unfinished, replacing(tree) as temporary:
-        nodes = np.lib.format.open_memmap(unfinished, "w+", np.int32, (len(points),))
-        grow(points, nodes, levels=levels, branching=branching, seed=seed).save(temporary)
-        nodes.flush()
 
 
 def _cast(rows: Dataset) -> Dataset:

@@ -3,10 +3,6 @@
 All functions take differences of per-query scores, one array per test set. Several sets are tested by the mean over
 sets, in which each has the same weight whatever its number of queries, as in the tables of papers. One set gives the
 usual paired test.
-
-`scipy.stats.permutation_test` takes 8 s where `randomisation_test` takes 0.5 s (four sets, 10,800 queries), and its
-smallest two-sided p-value is twice ours. `scipy.stats.bootstrap` gives the same interval, but refuses sets of one
-query and is no shorter or faster. Both would also import `scipy.stats`, another 0.6 s.
 """
 
 from __future__ import annotations
@@ -19,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 Vector = NDArray[np.float64]
+# Resampling is not left to `scipy.stats`: for four sets with 10,800 queries its `permutation_test` takes 8 s, ours
+# 0.5 s, and its smallest p-value is twice ours; its `bootstrap` refuses sets of one query and is not faster.
 ROUNDS = 10_000
 # Numbers in memory at a time while resampling.
 _BLOCK = 4_000_000

@@ -116,14 +116,9 @@ class Aligner:
         seed: int,
         spread: float = math.inf,
     ) -> Influences:
-        """Compare datasets one after another.
+        """Compare datasets one after another; see `Meter.measure` for the arguments, of which `spread` is not used.
 
-        Args:
-            datasets: Positions in the mixture. If empty, only the dev sets are evaluated.
-            batches: Returns the batches of a dataset, whose gradients are summed. Without batches, the alignment is 0.
-            dev: The rows of every target, the same for all datasets.
-            seed: Seed of dropout, the same for all datasets.
-            spread: Not used.
+        The gradients of a dataset's batches are summed; without batches its alignment is zero.
 
         Returns:
             The alignments with the mean of all targets, as a single target: those with each target are not known.

@@ -106,14 +106,9 @@ class Prober:
         seed: int,
         spread: float = math.inf,
     ) -> Influences:
-        """Probe datasets one after another.
+        """Probe datasets one after another; see `Meter.measure` for the arguments.
 
-        Args:
-            datasets: Positions in the mixture. If empty, only the dev sets are evaluated.
-            batches: Returns the batches of a dataset, one per step. Without batches, its influence is exactly zero.
-            dev: The rows of every target, the same before and after every probe.
-            seed: Seed of dropout, the same at step s of every probe.
-            spread: Spread of the influences in the previous round, infinite if there was none; see `Displacement`.
+        A probe takes one step per batch; without batches its influence is exactly zero.
 
         Raises:
             RecipeError: If the device runs out of memory; everything is restored before.

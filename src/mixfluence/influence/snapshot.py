@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixfluence.embedding import preserve_modes
 from mixfluence.errors import RecipeError
 
 
@@ -80,6 +79,17 @@ class Snapshot:
             return tensor.detach().clone()
         kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return kept.copy_(tensor.detach(), non_blocking=True)
+
+
+@contextmanager
+def preserve_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of every module at the end of the block; some may be in eval mode on purpose."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager
