@@ -1,4 +1,4 @@
-"""Encoders from packages, folders and the hub, and the settings that travel with them."""
+"""Encoders from packages, folders and the hub, and the settings that are saved with them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_passages_longer_than_the_old_limit_raise_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [0, 513])
 def test_lengths_outside_the_positions_are_refused(length: int) -> None:
-    with pytest.raises(RecipeError, match=rf"'minilm' takes lengths of 1 to 512 tokens, not \[{length}\]"):
+    with pytest.raises(RecipeError, match=rf"^encoder 'minilm' .* 1 to 512 tokens, found \[{length}\]$"):
         load_encoder("minilm", passage_length=length, device="cpu")
 
 
@@ -91,7 +91,7 @@ def test_the_padding_offset_of_roberta_is_no_position(tmp_path: Path, minilm: Se
     RobertaModel(config).save_pretrained(tmp_path)
     minilm.tokenizer.save_pretrained(tmp_path)
     assert load_encoder(str(tmp_path), passage_length=32, device="cpu").encode_document(LONG_TEXT).any()
-    with pytest.raises(RecipeError, match="1 to 32 tokens"):
+    with pytest.raises(RecipeError, match="32 tokens"):
         load_encoder(str(tmp_path), passage_length=33, device="cpu")
 
 
@@ -114,9 +114,9 @@ def test_switching_the_pooling_changes_the_embedding(minilm: SentenceTransformer
 
 
 def test_a_static_model_has_neither_pooling_nor_lengths() -> None:
-    with pytest.raises(RecipeError, match="'wordllama' has no pooling"):
+    with pytest.raises(RecipeError, match=r"'wordllama' .*pooling"):
         load_encoder("wordllama", pooling="mean", device="cpu")
-    with pytest.raises(RecipeError, match="'wordllama' has no lengths"):
+    with pytest.raises(RecipeError, match=r"'wordllama' .*query_length"):
         load_encoder("wordllama", query_length=64, device="cpu")
 
 
@@ -137,7 +137,7 @@ def test_other_weights_under_a_known_name_are_refused(
     with pytest.raises(DataError, match=rf"{file.name}: missing"):
         load_encoder(name)
     file.write_bytes(b"something else")
-    with pytest.raises(DataError, match=rf"{file.name}: not the weights"):
+    with pytest.raises(DataError, match=rf"{file.name}: .*sha256"):
         load_encoder(name)
 
 
@@ -152,7 +152,7 @@ def test_pickled_weights_are_refused(bert_folder: Path) -> None:
     torch.save(BertModel(BertConfig(**SMALL)).state_dict(), bert_folder / "pytorch_model.bin")
     load_encoder(str(bert_folder), device="cpu")
     (bert_folder / "model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"pytorch_model\.bin: pickled weights are not read"):
+    with pytest.raises(DataError, match=r"bert/pytorch_model\.bin: pickled"):
         load_encoder(str(bert_folder), device="cpu")
 
 
@@ -171,12 +171,12 @@ def test_a_module_with_pickled_weights_is_refused(bert_folder: Path, tmp_path: P
 @pytest.mark.parametrize("name", ["nobody/has-this", "./no-such-folder", "/no/such/folder"])
 def test_an_encoder_that_is_nowhere_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(RecipeError, match=f"encoder '{name}' cannot be loaded"):
+    with pytest.raises(RecipeError, match=f"encoder '{name}'"):
         load_encoder(name)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=f"encoder '{tmp_path}' cannot be loaded"):
+    with pytest.raises(RecipeError, match=f"encoder '{tmp_path}'"):
         load_encoder(str(tmp_path))
 
 

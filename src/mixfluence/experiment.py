@@ -28,10 +28,9 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
-from mixfluence.evaluation import Evaluation, score_run, write_evaluation
-from mixfluence.evaluation.bm25 import bm25_run
-from mixfluence.evaluation.dev_ranks import look_at_dev
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
+from mixfluence.evaluation.dev_queries import rank_dev_sets
+from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
@@ -184,8 +183,8 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
     scores = {}
     for name, task in tasks.items():
-        found = bm25_run(task, 100)
-        scores[name] = Evaluation(name, score_run(found, task.qrels, task.query_ids))
+        found = rank_bm25(task, 100)
+        scores[name] = Evaluation(name, score_rankings(found, task.qrels, task.query_ids))
         if folder:
             write_evaluation(scores[name], folder)
     return scores
@@ -273,7 +272,7 @@ def _read_stage(folder: Path) -> dict[str, Any]:
 def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
     """Write the results of dev queries and score the test sets."""
     prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
-    look_at_dev(model, data.dev, prompts, recipe.output / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
+    rank_dev_sets(model, data.dev, prompts, recipe.output / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
     scores = evaluate_tasks(model, data.test, recipe, recipe.output / EVAL_FOLDER, show_progress=show_progress)
     if recipe.evaluation.bm25:
         evaluate_bm25(data.test, recipe.output / "eval-bm25")

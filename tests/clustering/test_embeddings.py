@@ -1,11 +1,12 @@
-"""Vectors of rows, kept on disk.
+"""Cached embeddings of rows.
 
-- A row's vector is that of its anchor, of its positive, or half-way between both, whatever their lengths were.
-- Vectors are those of the host's `encode_query` and `encode_document`, also of an encoder that only the host can read.
-- Pieces make the same file as one go, on one core or on many; equal texts of a piece are encoded once.
-- Token ids are not kept.
-- What was encoded is not encoded again, unless the rows or anything about the encoder changed.
-- A text without tokens has a finite vector; an encoder that gives none is an error, which leaves no file behind.
+- The vector of a row is that of its anchor, of its positive, or the normalised mean of both.
+- Vectors equal those of `encode_query` and `encode_document` of sentence-transformers, also for encoders whose inputs
+  only it can prepare.
+- Chunks do not change the result, on one core or on several; equal texts of a chunk are encoded once.
+- Token ids are not cached.
+- Rows are encoded again only if they or anything about the encoder changed.
+- A text without tokens has a finite vector; vectors that are not finite are refused, and no file is written.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def test_the_vector_of_a_row_is_half_way_between_its_texts() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
-def test_pieces_give_what_one_go_gives(
+def test_chunks_do_not_change_the_result(
     size: int, tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = row_set(*(Row(f"w{i}", " ".join(f"w{i + k}" for k in range(1 + i % 4))) for i in range(7)))
@@ -81,7 +82,7 @@ def test_pieces_give_what_one_go_gives(
     assert np.linalg.matrix_rank(whole.astype(np.float32)) > 1
 
 
-def assert_vectors_are_the_hosts(encoder: SentenceTransformer) -> None:
+def assert_vectors_equal_those_of_sentence_transformers(encoder: SentenceTransformer) -> None:
     rows = row_set(*(Row(f"w{i} w{i * 7 % 90}", " ".join(f"w{i + k}" for k in range(1 + i % 19))) for i in range(20)))
     both = encoder.encode_query(rows.rows["anchor"], normalize_embeddings=True)
     both = both + encoder.encode_document(rows.rows["positive"], normalize_embeddings=True)
@@ -91,12 +92,12 @@ def assert_vectors_are_the_hosts(encoder: SentenceTransformer) -> None:
     assert encoder.training
 
 
-def test_vectors_are_the_hosts(tiny_bert: SentenceTransformer) -> None:
+def test_vectors_equal_those_of_sentence_transformers(tiny_bert: SentenceTransformer) -> None:
     tiny_bert.prompts = {"query": "w9 ", "passage": "w8 w7 "}
-    assert_vectors_are_the_hosts(tiny_bert)
+    assert_vectors_equal_those_of_sentence_transformers(tiny_bert)
 
 
-def test_an_encoder_that_only_the_host_can_read(
+def test_an_encoder_whose_inputs_only_sentence_transformers_can_prepare(
     tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = row_set(Row("w1", "w2 w3"))
@@ -110,7 +111,7 @@ def test_an_encoder_that_only_the_host_can_read(
 
         monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
         keys.add(Embedder(tiny_bert, "both").key(rows))
-        assert_vectors_are_the_hosts(tiny_bert)
+        assert_vectors_equal_those_of_sentence_transformers(tiny_bert)
     assert len(keys) == 3
 
 
@@ -139,7 +140,7 @@ def test_datasets_encoded_in_one_go_keep_their_rows_and_no_tokens(
     assert not (cache_root() / "tokens").exists()
 
 
-def test_equal_texts_of_a_piece_are_encoded_once() -> None:
+def test_equal_texts_of_a_chunk_are_encoded_once() -> None:
     encoder = topic_encoder()
     passes = count_texts(encoder)
     rows = row_set(Row("a0", "b0"), Row("a1", "b0"), Row("a0", "b0"), Row("a0", "b1"))

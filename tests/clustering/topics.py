@@ -1,4 +1,4 @@
-"""Texts on topics that an encoder tells apart: a word of topic k points along axis k, give or take a little."""
+"""Texts on topics that an encoder separates: a word of topic k has a vector close to axis k."""
 
 from __future__ import annotations
 

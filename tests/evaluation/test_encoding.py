@@ -1,10 +1,10 @@
-"""From texts to embeddings.
+"""Encoding of retrieval sets.
 
-- Embeddings are those of the host's own `encode_query` and `encode_document`, in the order of the texts: of
-  transformers and static models, with the task's prompts or the model's own under any name the host knows, with
-  lengths that cut, and with fewer dimensions where the model is set to them.
-- Texts are tokenised once, on one core or on many.
-- A model whose inputs are more than token ids is encoded by the host.
+- Embeddings equal those of `encode_query` and `encode_document` of sentence-transformers, in the order of the texts:
+  for transformers and static models, with prompts of the task or of the model under any name, with truncated texts
+  and with truncated dimensions.
+- Texts are tokenised once, on one core or on several.
+- A model whose inputs are more than token ids is encoded by sentence-transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mixfluence.data import texts, token_cache
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.evaluation.encoding import encode_task
+from mixfluence.evaluation.retrieval import encode_task
 
 
 @pytest.fixture(params=["static", "transformer"])
@@ -30,35 +30,35 @@ def model(
     return make_static() if request.param == "static" else tiny_bert
 
 
-def by_host(model: SentenceTransformer, task: RetrievalSet) -> tuple[Tensor, Tensor]:
+def by_library(model: SentenceTransformer, task: RetrievalSet) -> tuple[Tensor, Tensor]:
     options: dict[str, Any] = {"convert_to_tensor": True, "normalize_embeddings": True, "show_progress_bar": False}
     queries = model.encode_query(list(task.queries), prompt=task.query_prompt, **options)
     return queries, model.encode_document(list(task.docs), prompt=task.passage_prompt, **options)
 
 
-def assert_as_by_host(model: SentenceTransformer, task: RetrievalSet) -> None:
-    for found, expected in zip(encode_task(model, task, batch_size=7), by_host(model, task), strict=True):
+def assert_as_by_library(model: SentenceTransformer, task: RetrievalSet) -> None:
+    for found, expected in zip(encode_task(model, task, batch_size=7), by_library(model, task), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("prompts", [(None, None), ("w1 w2 ", "w4 w5 w6 "), ("", "w3 ")])
 @pytest.mark.parametrize("name", ["document", "passage", "corpus"])
-def test_embeddings_are_the_hosts_under_any_prompt(
+def test_embeddings_equal_those_of_sentence_transformers_for_any_prompt(
     model: SentenceTransformer, task: RetrievalSet, prompts: tuple[str | None, str | None], name: str
 ) -> None:
     model.prompts = {"query": "w9 ", name: "w8 w7 ", "other": "w1 "}
     model.default_prompt_name = "other"
-    assert_as_by_host(model, replace(task, query_prompt=prompts[0], passage_prompt=prompts[1]))
+    assert_as_by_library(model, replace(task, query_prompt=prompts[0], passage_prompt=prompts[1]))
 
 
 def test_a_model_without_prompts_has_none(model: SentenceTransformer, task: RetrievalSet) -> None:
     model.prompts = {}
-    assert_as_by_host(model, task)
+    assert_as_by_library(model, task)
 
 
 def test_fewer_dimensions_are_those_the_model_is_set_to(model: SentenceTransformer, task: RetrievalSet) -> None:
     model.truncate_dim = 5
-    assert_as_by_host(model, task)
+    assert_as_by_library(model, task)
     assert encode_task(model, task, batch_size=64)[0].shape == (20, 5)
 
 
@@ -68,7 +68,7 @@ def test_many_chunks_keep_their_order(
 ) -> None:
     monkeypatch.setattr(texts, "TEXTS_PER_CHUNK", 9)
     monkeypatch.setattr(token_cache, "CHUNKS_PER_WORKER", chunks_per_worker)
-    assert_as_by_host(model, task)
+    assert_as_by_library(model, task)
 
 
 def test_texts_are_tokenised_once(
@@ -92,7 +92,7 @@ def test_texts_are_tokenised_once(
     assert task.docs[0] in seen, "other texts are not these"
 
 
-def test_inputs_that_are_more_than_token_ids_are_left_to_the_host(
+def test_inputs_that_are_more_than_token_ids_are_encoded_by_sentence_transformers(
     tiny_bert: SentenceTransformer, task: RetrievalSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preprocess = tiny_bert.preprocess
@@ -103,5 +103,5 @@ def test_inputs_that_are_more_than_token_ids_are_left_to_the_host(
 
     plain = encode_task(tiny_bert, task, batch_size=64)
     monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
-    assert_as_by_host(tiny_bert, task)
+    assert_as_by_library(tiny_bert, task)
     assert not torch.allclose(encode_task(tiny_bert, task, batch_size=64)[1], plain[1]), "positions count"

@@ -1,8 +1,8 @@
-"""Tests of significance.
+"""Significance tests.
 
-- The t-test is scipy's: paired on one set, and on two sets Welch's, which is the same question asked otherwise.
-- The randomisation test tends to scipy's exact one, never gives 0 and raises few false alarms.
-- Bootstrap intervals hold the true difference as often as they say.
+- The t-test equals scipy's: paired for one set; Welch's for two sets, which tests the same hypothesis.
+- The randomisation test converges to scipy's exact one, is never 0 and has the nominal false positive rate.
+- Bootstrap intervals have the nominal coverage and equal scipy's.
 - Equal scores are no difference, and the order of the two systems does not matter.
 """
 
@@ -21,7 +21,7 @@ from mixfluence.evaluation.significance import Vector, bootstrap_interval, holm,
 
 
 def scores(seed: int, count: int, shift: float = 0.0) -> Vector:
-    """Differences as retrieval has them: half of the queries do not change at all."""
+    """Differences as in retrieval: half of the queries do not change at all."""
     generator = np.random.default_rng(seed)
     return np.where(generator.random(count) < 0.5, 0.0, generator.normal(shift, 0.3, count))
 
@@ -36,7 +36,7 @@ def test_t_test_of_one_set_is_scipys(count: int, shift: float) -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.5])
 def test_t_test_of_two_sets_is_welchs(shift: float) -> None:
-    # That the mean of two means is 0 is to say that one mean is the negative of the other.
+    # The mean of two means is 0 if and only if one is the negative of the other.
     few, many = scores(1, 9, shift), scores(2, 300, shift)
     expected = stats.ttest_ind(few, -many, equal_var=False).pvalue
     assert t_test([few, many]) == pytest.approx(expected, rel=1e-9)
@@ -60,8 +60,9 @@ def test_randomisation_test_tends_to_the_exact_one() -> None:
 
 
 def test_randomisation_test_is_never_zero_and_repeats_itself() -> None:
-    # All swaps of one sign are one in 2 ** 199, so that none of these rounds reaches what was found.
+    # Swaps of one sign only have probability 2 ** -199, so that no round reaches the observed difference.
     assert randomisation_test([np.ones(200)], rounds=99) == 1 / 100
+    assert randomisation_test([np.ones(200)]) == 1 / 10_001, "10,000 rounds by default, as reports say"
     values = scores(6, 50, 0.1)
     assert randomisation_test([values], seed=1) == randomisation_test([values], seed=1)
     assert randomisation_test([values], seed=1) != randomisation_test([values], seed=2)
@@ -84,7 +85,7 @@ def test_a_block_at_a_time_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     whole = randomisation_test(values), bootstrap_interval(values)
     monkeypatch.setattr(significance, "_BLOCK", 1000)
     assert randomisation_test(values) == whole[0]
-    # Draws of the two sets come one after the other, so that blocks do not change their order.
+    # The sets are resampled one after the other, so that blocks do not change the order of draws.
     assert bootstrap_interval(values) == whole[1]
 
 

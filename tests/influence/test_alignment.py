@@ -1,14 +1,14 @@
-"""Gradients of datasets are compared with those of the targets, and nothing is left of it.
+"""Alignment of gradients, without side effects.
 
-- On a model whose gradients are the batches themselves, cosines and projections are those worked out by hand: with
-  several targets, several batches, a metric to be raised, Adam's second moments, and a step ahead.
-- On a transformer they equal those of every gradient taken apart, with dropout and parameters that no target reaches.
-  Dividing by second moments gives the direction of Adam itself without momentum.
-- Afterwards parameters, buffers, optimizer, gradients, random states and modes are what they were to the last bit, in
-  every mode, and when a round fails midway.
-- A dataset equal to the target is best aligned, mismatched rows least. No gradient is no alignment.
-- What is not a number fails alone; the others are measured as if it had not been there.
-- 16-bit gradients are summed in fp32. All processes take what the first one found. Memory is 1, or 4 parameter sizes.
+- On a model whose gradients are the batches, cosines and projections equal those computed by hand: with several
+  targets, several batches, a metric to maximise, Adam's second moments, and lookahead.
+- On a transformer they equal those of separately computed gradients, with dropout and parameters that no target uses.
+  Preconditioning gives the direction of Adam without momentum.
+- Parameters, buffers, optimizer, gradients, random states and modes are restored bit by bit in every mode, also after
+  an error.
+- A dataset equal to the target is aligned best, mismatched rows least. Without a gradient the alignment is zero.
+- A dataset with NaN fails alone; the others are measured as if it were absent.
+- 16-bit gradients are summed in fp32. All processes use the result of the first. Memory is 1 or 4 parameter sizes.
 """
 
 from __future__ import annotations
@@ -529,29 +529,23 @@ def test_a_round_takes_as_many_gradients_and_steps_as_it_says(
 
 
 def test_dividing_by_second_moments_needs_an_optimizer_that_has_them() -> None:
-    with pytest.raises(RecipeError, match="second moments such as AdamW, found SGD"):
+    with pytest.raises(RecipeError, match="SGD"):
         align(LineLearner(0.0, 0.0, optimizer=SGD, lr=0.1), [[(1.0, 1.0)]], preconditioned=True)
     assert Alignment(preconditioned=True).needs_moments
     assert not Alignment().needs_moments
 
 
 def test_a_metric_without_a_gradient_is_refused() -> None:
-    with pytest.raises(RecipeError, match="needs a metric with a gradient"):
+    with pytest.raises(RecipeError, match="differentiable metric"):
         align(LineLearner(0.0, 0.0), [[(1.0, 1.0)]], values=lambda model, batch: linear(model, batch).detach())
 
 
 def test_reptile_has_nothing_to_follow() -> None:
-    with pytest.raises(RecipeError, match="Reptile follows probes"):
+    with pytest.raises(RecipeError, match="Reptile"):
         Alignment().meter(LineLearner(0.0, 0.0), info_nce_metric(), Reptile())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 1}, "batch_size must be at least 2, found 1"),
-        ({"dev_batch_size": 0}, "dev_batch_size must be at least 2, found 0"),
-    ],
-)
-def test_impossible_alignments_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        Alignment(**options)
+@pytest.mark.parametrize(("option", "value"), [("batch_size", 1), ("dev_batch_size", 0)])
+def test_impossible_alignments_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(RecipeError, match=rf"{option}\b.*{value}"):
+        Alignment(**{option: value})

@@ -1,11 +1,11 @@
-"""What a round says, from raw metric values to one influence per dataset.
+"""Influences of a round, from metric values to one number per dataset.
 
-- Mean, relative and worst are what one computes by hand, and the same where a device computes them.
-- The standard error is that of the distance from the mean of all datasets, over queries: what a bootstrap finds.
-  What a query is like for all datasets alike does not count, and a single query tells nothing.
-- Better is positive, whichever way the metric points.
-- A proxy with anything that is not a number is listed as failed and leaves no trace; without a base there is nothing.
-- A target that is all but solved does not outweigh the others, and a round that probed nothing says nothing.
+- Mean, relative and worst equal values computed by hand, on the CPU and on a device.
+- The standard error is that of the distance from the mean of all datasets, over queries, and equals a bootstrap.
+  Variance between queries that all datasets share cancels out; for a single query the error is 0.
+- Improvements are positive, whether the metric is to be maximised or minimised.
+- A probe with values that are not finite is listed as failed and ignored; without a finite base all have failed.
+- An almost solved target does not dominate, and a round without probes has no influences.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_mean_relative_and_worst_are_what_one_computes_by_hand(two_targets: Infl
 @pytest.mark.parametrize("how", AGGREGATES)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("base", [(4.0, 0.001, -0.5), (0.0, 0.0, 0.0)], ids=["unequal", "solved"])
-def test_a_device_finds_the_same_without_the_host(how: Aggregate, sign: int, base: tuple[float, ...]) -> None:
+def test_influences_computed_on_the_device_are_the_same(how: Aggregate, sign: int, base: tuple[float, ...]) -> None:
     before = [np.full(queries, value) for value, queries in zip(base, (5, 7, 3), strict=True)]
     after = [values + noisy(1, len(values), seed)[0] for seed, values in enumerate(before)]
     expected = gather([0], ["a", "b", "c"], before, [after], sign).combine(how)[0]

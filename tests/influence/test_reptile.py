@@ -1,10 +1,10 @@
-"""How the model follows its probes.
+"""Reptile steps.
 
-- Streamed, the weighted mean is that of the whole batch: weights are softmax(influence / scale), in any order, or the
-  positive parts. An infinite scale is the plain mean; where nobody helped, positive parts move nothing.
-- A probe whose influence is not a number does not count, and if no probe counts nothing moves.
-- However many probes there are, one copy of the parameters is kept.
-- The printed rate, taken literally, moves no weight by more than rounding.
+- The running weighted mean equals that of all probes at once: weights are softmax(influence / scale), in any order, or
+  the positive parts. An infinite scale gives the plain mean; without a positive influence, `sum` moves nothing.
+- A probe whose influence is not finite is skipped, and without any other nothing moves.
+- One copy of the parameters is kept for any number of probes.
+- The rate as printed in the paper moves no weight by more than rounding.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def test_the_part_of_the_way_follows_the_schedule_or_is_given() -> None:
 
 @pytest.mark.parametrize("rate", [0, -0.1, math.nan])
 def test_a_constant_that_leads_nowhere_is_refused(rate: float) -> None:
-    with pytest.raises(RecipeError, match="rate of Reptile must be above 0"):
+    with pytest.raises(RecipeError, match="rate"):
         Reptile(rate=rate)
 
 

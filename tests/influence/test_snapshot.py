@@ -1,10 +1,10 @@
-"""The way back is exact.
+"""Restoring is exact.
 
-- Parameters, buffers, moments and step counts are restored to the last bit, from the device's memory and the host's,
-  whatever they were changed to, as often as asked.
-- A parameter that had no optimizer state has none afterwards.
-- Restoring writes into the same tensors and the same state, so that nobody who holds them notices.
-- Without an optimizer its state is neither copied nor touched.
+- Parameters, buffers, moments and step counts are restored bit by bit, from device and from CPU memory, whatever they
+  were changed to and however often.
+- A parameter without optimizer state has none afterwards.
+- Restoring writes into the same tensors and the same state, so that references stay valid.
+- Without an optimizer its state is neither copied nor changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mixfluence.influence.snapshot import Snapshot
 
-everywhere = pytest.mark.parametrize("on_host", [False, True], ids=["device", "host"])
+everywhere = pytest.mark.parametrize("on_cpu", [False, True], ids=["device", "cpu"])
 
 
 class Model(nn.Module):
@@ -89,10 +89,10 @@ def identities(model: Model, optimizer: torch.optim.Optimizer) -> list[tuple[int
 
 @everywhere
 def test_everything_is_restored_to_the_last_bit_as_often_as_asked(
-    model: Model, optimizer: torch.optim.Optimizer, on_host: bool
+    model: Model, optimizer: torch.optim.Optimizer, on_cpu: bool
 ) -> None:
     before, held = everything(model, optimizer), identities(model, optimizer)
-    snapshot = Snapshot(live(model), optimizer, on_host=on_host)
+    snapshot = Snapshot(live(model), optimizer, on_cpu=on_cpu)
     for _ in range(3):
         train(model, optimizer)
         assert all(one != other for one, other in zip(before, everything(model, optimizer), strict=True))
@@ -103,9 +103,9 @@ def test_everything_is_restored_to_the_last_bit_as_often_as_asked(
 
 @everywhere
 def test_state_made_during_a_probe_is_gone_and_training_makes_it_anew(
-    model: Model, optimizer: torch.optim.Optimizer, on_host: bool
+    model: Model, optimizer: torch.optim.Optimizer, on_cpu: bool
 ) -> None:
-    snapshot = Snapshot(live(model), optimizer, on_host=on_host)
+    snapshot = Snapshot(live(model), optimizer, on_cpu=on_cpu)
     train(model, optimizer)
     assert all(optimizer.state.get(parameter) for parameter in model.seldom.parameters())
     snapshot.restore()
@@ -116,20 +116,20 @@ def test_state_made_during_a_probe_is_gone_and_training_makes_it_anew(
 
 
 @everywhere
-def test_an_optimizer_that_was_never_used_is_restored_to_that(model: Model, on_host: bool) -> None:
+def test_an_optimizer_that_was_never_used_is_restored_to_that(model: Model, on_cpu: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
-    snapshot = Snapshot(live(model), optimizer, on_host=on_host)
+    snapshot = Snapshot(live(model), optimizer, on_cpu=on_cpu)
     train(model, optimizer)
     snapshot.restore()
     assert len(optimizer.state) == 0
 
 
 @everywhere
-def test_a_model_that_went_to_nan_comes_back_with_its_own_zeros_and_nans(model: Model, on_host: bool) -> None:
+def test_a_model_that_went_to_nan_comes_back_with_its_own_zeros_and_nans(model: Model, on_cpu: bool) -> None:
     with torch.no_grad():
         model.first.bias.copy_(torch.tensor([0.0, -0.0, torch.nan, torch.inf, 1e-45, 1.0]))
     before = [bits(tensor) for tensor in live(model)]
-    snapshot = Snapshot(live(model), on_host=on_host)
+    snapshot = Snapshot(live(model), on_cpu=on_cpu)
     with torch.no_grad():
         for tensor in live(model):
             tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
@@ -139,9 +139,9 @@ def test_a_model_that_went_to_nan_comes_back_with_its_own_zeros_and_nans(model: 
 
 @everywhere
 def test_without_an_optimizer_its_state_is_left_alone(
-    model: Model, optimizer: torch.optim.Optimizer, on_host: bool
+    model: Model, optimizer: torch.optim.Optimizer, on_cpu: bool
 ) -> None:
-    snapshot = Snapshot(live(model), on_host=on_host)
+    snapshot = Snapshot(live(model), on_cpu=on_cpu)
     train(model, optimizer)
     trained = [{name: bits(value) for name, value in state.items()} for state in states(optimizer)]
     snapshot.restore()

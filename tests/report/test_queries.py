@@ -8,8 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from mixfluence.evaluation.dev_queries import DevQuery
-from mixfluence.evaluation.dev_ranks import MOST_ROWS
+from mixfluence.evaluation.dev_queries import MAX_ROWS, DevQuery
 from mixfluence.report.page import MOST_BYTES, render_page
 from mixfluence.report.queries import LONGEST_TEXT, SHORTEST_TEXT, extremes, longest_text
 from tests.report.test_page import small_report
@@ -61,6 +60,4 @@ def test_the_longest_texts_of_many_runs_fit_on_a_page() -> None:
 
 
 def test_the_page_says_how_many_rows_were_looked_at() -> None:
-    assert f"({MOST_ROWS:,} at most)" in (files("mixfluence.report") / "assets" / "page.js").read_text(
-        encoding="utf-8"
-    )
+    assert f"({MAX_ROWS:,} at most)" in (files("mixfluence.report") / "assets" / "page.js").read_text(encoding="utf-8")

@@ -124,7 +124,7 @@ def test_targets_pass_together_and_are_judged_apart(tiny_bert: SentenceTransform
     for columns in padded, packed:
         batches = [DevBatch("one", [Piece(columns[:2]), Piece(columns[:2])]), DevBatch("two", [Piece(columns[2:])])]
         with passes(tiny_bert) as seen, torch.no_grad():
-            values[len(seen)] = metric.look(tiny_bert, batches)
+            values[len(seen)] = metric.evaluate(tiny_bert, batches)
     assert list(values) == [6, 1]
     assert [len(v) for v in values[1]] == [8, 4]
     for one, other in zip(values[6], values[1], strict=True):

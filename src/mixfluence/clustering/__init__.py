@@ -1,4 +1,4 @@
-"""Training rows in clusters, drawn as often as the dev sets fall into them: the offline stage of CRISP."""
+"""Clusters of training rows, weighted by the dev rows that fall into them: the offline stage of CRISP."""
 
 from mixfluence.clustering.partitioning import Partition, partition
 

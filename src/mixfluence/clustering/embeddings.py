@@ -1,6 +1,7 @@
-"""Rows become unit vectors, encoded once into memory-mapped files that later runs open instead.
+"""Embeddings of rows, computed once and cached in memory-mapped files.
 
-A file is keyed by the rows' content and by all that decides a vector: weights, modules, tokenizer, prompts.
+The cache key covers the content of the rows and everything that determines a vector: weights, modules, tokenizer,
+prompts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mixfluence.files import replacing
 logger = logging.getLogger(__name__)
 Texts = Literal["both", "query", "passage"]
 Matrix = NDArray[np.float32]
-# For each side its distinct texts, and which of them each row has.
+# For each column its distinct texts, and the position among them of each row's text.
 Chunk = list[tuple[Prepared, NDArray[np.int64]]]
 
 CACHE_VERSION = 1
@@ -46,37 +47,37 @@ COLUMNS: dict[Texts, dict[str, Task]] = {
 
 
 class Embedder:
-    """An encoder bound to the texts of a row that are to be encoded.
+    """Embeds rows by their anchor, their positive, or the normalised mean of both.
 
-    On a GPU that has bfloat16 the encoder runs in it: the file keeps 16 bits of a number in any case.
+    Runs in bfloat16 on GPUs that support it, because the files have 16-bit numbers anyway.
 
     Args:
-        encoder: Any text encoder, with the prompts and lengths it has.
-        texts: A row's anchor, its positive, or the direction half-way between both.
+        encoder: Any text encoder; its own prompts and lengths are used.
+        texts: Which texts represent a row.
     """
 
     def __init__(self, encoder: SentenceTransformer, texts: Texts) -> None:
         self._encoder = encoder
         self._columns = COLUMNS[texts]
-        self._short = encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        self._identity = f"{texts}-{_identity(encoder)}{'-bfloat16' if self._short else ''}"
+        self._half = encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self._identity = f"{texts}-{_identity(encoder)}{'-bfloat16' if self._half else ''}"
 
     def key(self, rows: RowSet) -> str:
-        """Return what names the vectors of these rows in the cache."""
+        """Return the cache key of the vectors of these rows."""
         return xxhash.xxh3_128_hexdigest(f"{CACHE_VERSION}-{self._identity}-{rows.fingerprint}".encode())
 
     def vectors(self, rows: RowSet) -> NDArray[np.float16]:
-        """Return one unit vector per row, on disk."""
+        """Return one unit vector per row, memory-mapped."""
         self.encode([rows])
         vectors: NDArray[np.float16] = np.load(self._path(rows), mmap_mode="r", allow_pickle=False)
         return vectors
 
     def encode(self, datasets: Iterable[RowSet]) -> None:
-        """Encode the rows that have no vectors yet: all in one go, because processes that tokenise must be started."""
+        """Encode all datasets that are not cached, in one call that starts the tokenising processes once."""
         missing = {path: rows for rows in datasets if not (path := self._path(rows)).exists()}
         if not missing:
             return
-        logger.info("encoding %d rows to cluster them", sum(map(len, missing.values())))
+        logger.info("encoding %d rows for clustering", sum(map(len, missing.values())))
         chunks = iter(in_parallel(_Chunks(list(missing.values()), self._sides)))
         with self._precision():
             for path, rows in missing.items():
@@ -96,11 +97,11 @@ class Embedder:
         return cache_root() / "embeddings" / f"{self.key(rows)}.npy"
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self._short else nullcontext()
+        return torch.autocast("cuda", torch.bfloat16) if self._half else nullcontext()
 
 
 class _Chunks:
-    """Rows in pieces. Equal texts of a piece stand in it once."""
+    """Rows in chunks, each with its distinct texts prepared for encoding."""
 
     def __init__(self, datasets: Sequence[RowSet], sides: Mapping[str, TextEncoder]) -> None:
         self._datasets = [dataset.rows.select_columns(list(sides)) for dataset in datasets]
@@ -123,7 +124,7 @@ class _Chunks:
 
 
 class Points:
-    """The vectors of several datasets as one table that is read in pieces."""
+    """The vectors of several datasets as one table that is read in chunks."""
 
     def __init__(self, vectors: Sequence[NDArray[np.float16]]) -> None:
         self._vectors = vectors
@@ -133,7 +134,7 @@ class Points:
         return int(self.starts[-1])
 
     def take(self, rows: NDArray[np.int64]) -> Matrix:
-        """Return the vectors of these rows, whose numbers must ascend."""
+        """Return the vectors of these rows, which must be in ascending order."""
         cuts = np.searchsorted(rows, self.starts)
         parts = [
             vectors[rows[start:stop] - first]
@@ -142,7 +143,7 @@ class Points:
         return np.concatenate(parts).astype(np.float32)
 
     def chunks(self) -> Iterator[tuple[slice, Matrix]]:
-        """Yield all vectors in order, each piece after the rows it holds."""
+        """Yield all vectors in order, in chunks with their rows."""
         for vectors, first in zip(self._vectors, self.starts[:-1].tolist(), strict=True):
             for start in range(0, len(vectors), ROWS_PER_CHUNK):
                 chunk = vectors[start : start + ROWS_PER_CHUNK].astype(np.float32)
@@ -150,27 +151,27 @@ class Points:
 
 
 def _encode(chunk: Chunk, encoders: Sequence[TextEncoder]) -> Matrix:
-    """Return the unit vectors of a piece's rows."""
-    # All are asked for before the first is waited for.
+    """Return the unit vectors of a chunk's rows."""
+    # All columns are queued on the device before waiting for the first.
     found = [
         encoder.encode(texts, batch_size=TEXTS_PER_CALL) for encoder, (texts, _) in zip(encoders, chunk, strict=True)
     ]
     sides = [vectors.float().cpu().numpy()[places] for vectors, (_, places) in zip(found, chunk, strict=True)]
     vectors = _unit(np.sum(sides, axis=0))
     if not np.isfinite(vectors).all():
-        raise MixfluenceError("the encoder gives vectors that are not finite, which cannot be clustered")
+        raise MixfluenceError("cannot cluster: embeddings of the encoder are not finite")
     return vectors
 
 
 def _unit(vectors: Matrix) -> Matrix:
-    """Scale vectors to length 1; one of length 0, of a text without tokens, stays as it is."""
+    """Normalise vectors; zero vectors, of texts without tokens, stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 def _identity(encoder: SentenceTransformer) -> str:
-    """Hash all that decides an encoder's vectors, wherever it was loaded from."""
-    facts = [_reading(encoder), str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
+    """Hash everything that determines an encoder's vectors, independent of where it was loaded from."""
+    facts = [_inputs(encoder), str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
@@ -178,8 +179,8 @@ def _identity(encoder: SentenceTransformer) -> str:
     return digest.hexdigest()
 
 
-def _reading(encoder: SentenceTransformer) -> list[str]:
-    """Return what tells how an encoder reads queries and documents: its tokenizer or, if it has none, what it does."""
+def _inputs(encoder: SentenceTransformer) -> list[str]:
+    """Identify how an encoder reads queries and documents: by its tokenizer or, without one, by sample inputs."""
     tasks: tuple[Task, ...] = ("query", "document")
     try:
         tokeniser = Tokeniser(encoder)

@@ -1,36 +1,41 @@
-"""CRISP's offline stage: a mixture of datasets becomes a mixture of clusters, weighted by the dev sets."""
+"""CRISP's offline stage: from a mixture of datasets to a mixture of clusters, weighted by the dev sets."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import xxhash
+from datasets import Dataset, Features, concatenate_datasets
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.clustering.embeddings import Embedder, Matrix, Points, Texts
-from mixfluence.clustering.parts import Part
+from mixfluence.clustering.embeddings import COLUMNS, Embedder, Matrix, Points, Texts
+from mixfluence.clustering.tree import Nodes, Tree, grow, merge
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import RowSet
+from mixfluence.data.rows import SCHEMA, Piece, RowSet, cache_root
 from mixfluence.errors import RecipeError
+from mixfluence.files import replacing
 
 logger = logging.getLogger(__name__)
+CACHE_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Clusters to train on and how often to draw each.
+    """Clusters to train on, and how often to draw each.
 
     Attributes:
-        mixture: The rows of every cluster that has a weight, named like `pool/3.17`, or `nq/3.17` per dataset.
+        mixture: The rows of every cluster with a weight, named like `pool/3.17`, or `nq/3.17` per dataset.
         weights: The probability of each cluster of the mixture.
-        rows: Rows of each cluster by dataset, clusters without a weight included.
-        datasets: The datasets that were cut into clusters.
+        rows: Rows of each cluster by dataset, including clusters without a weight.
+        datasets: The clustered datasets.
     """
 
     mixture: Mixture
@@ -40,13 +45,13 @@ class Partition:
 
     @property
     def sources(self) -> dict[str, str | None]:
-        """The dataset that each cluster of the mixture is of; None for a cluster of several."""
+        """The dataset of each cluster of the mixture; None for a cluster of several datasets."""
         return {
             cluster: next(iter(rows)) if len(rows := self.rows[cluster]) == 1 else None for cluster in self.mixture
         }
 
     def shares(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Return how much of each dataset is drawn when clusters are drawn by these weights, or so many times."""
+        """Return how much of each dataset is drawn, given weights or counts of drawn clusters."""
         shares = dict.fromkeys(self.datasets, 0.0)
         for cluster, weight in weights.items():
             size = sum(self.rows[cluster].values())
@@ -68,41 +73,45 @@ def partition(
     least_rows: int,
     seed: int = 0,
 ) -> Partition:
-    """Cluster the training rows and weigh each cluster by the dev rows that fall into it.
+    """Cluster the training rows and weight each cluster by the dev rows that fall into it.
 
-    Costs one forward pass of the encoder over every row, once: vectors, clusters and the cluster of each row are kept
-    on disk, and memory holds a chunk of vectors and a few numbers per row. On several processes let the first come
-    first, so that the others find its clusters.
+    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. Memory holds a chunk of
+    embeddings and a few numbers per row. With several processes, call it in the first one before the others, which
+    then read its cache.
 
     Args:
         mixture: The training datasets.
-        targets: The dev sets; each counts alike, whatever its size.
-        encoder: Gives the vectors; a small one will do.
+        targets: The dev sets, weighted equally whatever their size.
+        encoder: Embeds the rows; a small one is enough.
         levels: Depth of the tree: at most `branching ** levels` clusters.
-        branching: Clusters that a cluster is split into.
-        per: Cluster the whole pool, or every dataset apart, where rows of two datasets must not share a batch. A dev
-            row then belongs to the nearest of all datasets' clusters.
-        texts: What stands for a row: its anchor, its positive, or the mean of both.
-        smoothing: Dev rows, spread over the clusters like the training rows, that are added to those of every target:
-            for many clusters and few dev rows. 0 for the plain histogram, which never draws most of many clusters.
-        least_rows: Smaller clusters are drawn together with their neighbours; give the batch size.
-        seed: Decides the samples and the starts of k-means.
+        branching: Clusters per split.
+        per: Cluster the whole pool, or each dataset separately if rows of two datasets must not share a batch. A dev
+            row then falls into the nearest cluster of all datasets.
+        texts: What represents a row: its anchor, its positive, or the mean of both.
+        smoothing: Pseudo-counts added to each dev histogram, distributed like the training rows: for many clusters
+            and few dev rows. With 0, clusters without a dev row are never drawn.
+        least_rows: Smaller clusters are merged with their neighbours; use the batch size.
+        seed: Seed of samples and of k-means.
 
     Raises:
         RecipeError: If an option is out of range, there is no dev set, or faiss is not installed.
         DataError: If a dev set is empty.
     """
-    _check_least(levels=(levels, 1), branching=(branching, 2), least_rows=(least_rows, 1), smoothing=(smoothing, 0))
-    _check_choice("per", per, "pool", "dataset")
-    _check_choice("texts", texts, "both", "query", "passage")
+    limits = {"levels": (levels, 1), "branching": (branching, 2), "least_rows": (least_rows, 1)}
+    for option, (value, least) in {**limits, "smoothing": (smoothing, 0)}.items():
+        if not least <= value < math.inf:
+            raise RecipeError(f"{option} must be at least {least} and finite, found {value}")
+    for option, choice, choices in ("per", per, ("pool", "dataset")), ("texts", texts, tuple(COLUMNS)):
+        if choice not in choices:
+            raise RecipeError(f"{option} must be one of {', '.join(choices)}, found {choice!r}")
     if not targets:
-        raise RecipeError("clusters are weighted by dev sets: give at least one")
+        raise RecipeError("clusters are weighted by dev sets: at least one is needed")
     dev = Mixture(targets)
     embedder = Embedder(encoder, texts)
     embedder.encode(chain(mixture.values(), dev.values()))
     pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
     parts = [
-        Part(name, pool, embedder, levels=levels, branching=branching, least_rows=least_rows, seed=seed)
+        _Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
         for name, pool in pools.items()
     ]
     weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], smoothing)
@@ -114,7 +123,77 @@ def partition(
     return Partition(Mixture(drawn), weighted, _rows_by_dataset(parts), tuple(mixture))
 
 
-def _weights(parts: Sequence[Part], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
+class _Clusters:
+    """The clusters of datasets that are clustered together: leaves of a tree, small ones merged.
+
+    Attributes:
+        names: Names of the clusters.
+        rows: Rows of each cluster (first axis) in each dataset (second axis).
+    """
+
+    def __init__(self, name: str, datasets: Mixture, embedder: Embedder, least_rows: int, **shape: int) -> None:
+        self.datasets = datasets
+        self._tree, self._leaves = _cluster(name, datasets, embedder, **shape)
+        cuts = np.cumsum(list(datasets.sizes.values()))[:-1]
+        per_node = np.stack([np.bincount(part, minlength=len(self._tree)) for part in np.split(self._leaves, cuts)])
+        groups = merge(self._tree, per_node.sum(axis=0), least_rows)
+        used, self._clusters = np.unique(groups, return_inverse=True)
+        self.names = [f"{name}/{self._tree.path(node)}" for node in used.tolist()]
+        self.rows: NDArray[np.int64] = np.zeros((len(used), len(datasets)), np.int64)
+        np.add.at(self.rows, self._clusters, per_node.T)
+
+    def assign(self, points: Matrix) -> tuple[NDArray[np.int64], Matrix]:
+        """Return the cluster of each point, and its cosine with the centroid of its leaf."""
+        leaves = self._tree.leaves(points)
+        return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
+
+    def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
+        """Yield the names and rows of chosen clusters. Texts are not copied, and tokenised by dataset."""
+        pool = concatenate_datasets([_cast(dataset.rows) for dataset in self.datasets.values()])
+        clusters = self._clusters.astype(np.int32)[self._leaves]
+        rows = np.flatnonzero(chosen[clusters])
+        rows = rows[np.argsort(clusters[rows], kind="stable")]
+        sizes = self.rows.sum(axis=1)[chosen]
+        for number, members in zip(np.flatnonzero(chosen), np.split(rows, np.cumsum(sizes))[:-1], strict=True):
+            # Row numbers and dataset fingerprints identify the rows, without reading their text again.
+            digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
+            digest.update(members.tobytes())
+            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), pieces=self._pieces(members))
+
+    def _pieces(self, members: NDArray[np.int64]) -> tuple[Piece, ...]:
+        """Split the ascending rows of a cluster by dataset."""
+        starts = np.cumsum([0, *self.datasets.sizes.values()])[:-1]
+        parts = np.split(members, np.searchsorted(members, starts[1:]))
+        datasets = zip(self.datasets.values(), parts, starts, strict=True)
+        return tuple(Piece(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
+
+
+def _cluster(
+    name: str, datasets: Mixture, embedder: Embedder, *, levels: int, branching: int, seed: int
+) -> tuple[Tree, Nodes]:
+    """Return the tree and the leaf of each row, from the cache if the same embeddings were clustered before."""
+    vectors = [embedder.key(rows) for rows in datasets.values()]
+    key = json.dumps([CACHE_VERSION, vectors, levels, branching, seed])
+    folder = cache_root() / "clusters" / xxhash.xxh3_128_hexdigest(key.encode())
+    tree, leaves = folder / "tree.npz", folder / "leaves.npy"
+    if not leaves.exists():
+        points = Points([embedder.vectors(rows) for rows in datasets.values()])
+        logger.info("clustering %s: %d rows", name, len(points))
+        # The tree is renamed first: the file of leaves marks that both are complete.
+        with replacing(leaves) as unfinished, replacing(tree) as temporary:
+            nodes = np.lib.format.open_memmap(unfinished, "w+", np.int32, (len(points),))
+            grow(points, nodes, levels=levels, branching=branching, seed=seed).save(temporary)
+            nodes.flush()
+    return Tree.load(tree), np.load(leaves, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+
+
+def _cast(rows: Dataset) -> Dataset:
+    """Return rows with the standard column types; a user's own may have wider scores."""
+    features = Features.from_arrow_schema(SCHEMA)
+    return rows if rows.features == features else rows.cast(features)
+
+
+def _weights(parts: Sequence[_Clusters], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
     """Return the mean over targets of the smoothed histogram over the clusters of all parts."""
     sizes = np.concatenate([part.rows.sum(axis=1) for part in parts])
     prior = smoothing * sizes / sizes.sum()
@@ -127,28 +206,17 @@ def _weights(parts: Sequence[Part], targets: Sequence[Points], smoothing: float)
     return np.asarray(np.mean(histograms, axis=0))
 
 
-def _nearest(parts: Sequence[Part], points: Matrix) -> NDArray[np.int64]:
-    """Return each point's cluster, counted through all parts: that of the part whose leaf is nearest."""
+def _nearest(parts: Sequence[_Clusters], points: Matrix) -> NDArray[np.int64]:
+    """Return the cluster of each point, numbered over all parts: that of the part with the nearest leaf."""
     starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]
     clusters, cosines = zip(*(part.assign(points) for part in parts), strict=True)
     nearest = np.argmax(cosines, axis=0)
     return np.asarray(starts[nearest] + np.stack(clusters)[nearest, np.arange(len(points))])
 
 
-def _rows_by_dataset(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+def _rows_by_dataset(parts: Sequence[_Clusters]) -> dict[str, dict[str, int]]:
     return {
         cluster: {name: count for name, count in zip(part.datasets, counts, strict=True) if count}
         for part in parts
         for cluster, counts in zip(part.names, part.rows.tolist(), strict=True)
     }
-
-
-def _check_least(**options: tuple[float, int]) -> None:
-    for name, (value, least) in options.items():
-        if not least <= value < math.inf:
-            raise RecipeError(f"{name} must be a number of at least {least}, found {value}")
-
-
-def _check_choice(name: str, value: Any, *choices: str) -> None:
-    if value not in choices:
-        raise RecipeError(f"{name} must be one of {', '.join(choices)}, found {value!r}")

@@ -1,4 +1,4 @@
-"""A tree of clusters: spherical k-means, and again inside every cluster that has rows enough."""
+"""Hierarchical spherical k-means: every cluster with enough rows is split again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mixfluence.errors import RecipeError
 
 Nodes = NDArray[np.int32]
 
-# With fewer rows per cluster than this a node is not split; k-means looks at no more than that many.
-LEAST_PER_CLUSTER, MOST_PER_CLUSTER = 8, 256
+# Rows per cluster: with fewer a node is not split; k-means is trained on at most that many.
+MIN_PER_CLUSTER, MAX_PER_CLUSTER = 8, 256
 ITERATIONS = 20
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes in the order they were made: the root is 0, and the children of a node have successive numbers.
+    """Nodes in order of creation: the root is 0, and the children of a node have consecutive numbers.
 
     Attributes:
         centroids: One unit vector per node.
-        parents: The node above; -1 above the root.
-        first: The first child; 0 for a leaf.
-        branching: Children of a node that is split.
+        parents: Parent of each node; -1 for the root.
+        first: First child of each node; 0 for a leaf.
+        branching: Children of each split node.
     """
 
     centroids: Matrix
@@ -39,7 +39,7 @@ class Tree:
         return len(self.parents)
 
     def descend(self, points: Matrix, nodes: Nodes) -> Nodes:
-        """Move each point from its node to the child whose centroid has the largest cosine; leaves stay."""
+        """Move each point from its node to the child with the largest cosine; points in leaves stay."""
         moved = nodes.copy()
         for node, members in _by_node(nodes):
             if first := int(self.first[node]):
@@ -55,7 +55,7 @@ class Tree:
         return nodes
 
     def path(self, node: int) -> str:
-        """Return a node's name: the number of the branch taken at each level, as in `3.17`."""
+        """Return the name of a node: the branch taken at each level, such as `3.17`."""
         branches: list[str] = []
         while node:
             parent = int(self.parents[node])
@@ -70,22 +70,22 @@ class Tree:
 
     @classmethod
     def load(cls, path: Path) -> Tree:
-        """Read a tree that was written by `save`."""
+        """Read a tree written by `save`."""
         with np.load(path, allow_pickle=False) as arrays:
             return cls(arrays["centroids"], arrays["parents"], arrays["first"], int(arrays["branching"]))
 
 
 def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int) -> Tree:
-    """Cluster points, level by level, each node on a sample of its points.
+    """Cluster points level by level, training each node on a sample of its points.
 
     Args:
-        points: All of them; read once per level.
-        nodes: As many zeros, perhaps on disk. They are overwritten with the leaf of each point.
+        points: The points; read once per level.
+        nodes: An array of zeros, one per point, possibly on disk; overwritten with the leaf of each point.
         levels: Depth of the tree.
-        branching: Clusters that a node is split into.
-        seed: Decides samples and starts of k-means.
+        branching: Clusters per split.
+        seed: Seed of samples and of k-means.
     """
-    sample = _sample(len(points), MOST_PER_CLUSTER * branching, np.random.default_rng(seed))
+    sample = _sample(len(points), MAX_PER_CLUSTER * branching, np.random.default_rng(seed))
     middle = points.take(sample).mean(axis=0, keepdims=True)
     middle /= np.linalg.norm(middle) or 1
     tree = Tree(middle, np.array([-1], np.int32), np.zeros(1, np.int32), branching)
@@ -96,8 +96,38 @@ def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int
     return tree
 
 
+def merge(tree: Tree, rows: NDArray[np.int64], least_rows: int) -> Nodes:
+    """Merge clusters that are too small for a batch. Return the group of each leaf, named by a node.
+
+    A leaf with enough rows is a group of its own. The small leaves below a node form one group, named by that node,
+    if they have enough rows together; else they are passed to the node above. What is left at the root joins the
+    groups of the nearest centroids, or is the only group. Inner nodes have the group of what is left below them.
+
+    Args:
+        tree: The clusters.
+        rows: Rows of each node; only leaves have any.
+        least_rows: Minimum rows per group, unless there is only one.
+    """
+    left = rows.copy()
+    groups = np.full(len(tree), -1, np.int32)
+    for node in reversed(range(len(tree))):
+        if left[node] >= least_rows:
+            groups[node] = node
+        elif node:
+            left[tree.parents[node]] += left[node]
+    for node in range(1, len(tree)):
+        if groups[node] < 0:
+            groups[node] = groups[tree.parents[node]]
+    placed = np.flatnonzero((groups >= 0) & (tree.first == 0))
+    if not len(placed):
+        return np.zeros_like(groups)
+    rest = np.flatnonzero(groups < 0)
+    groups[rest] = groups[placed[(tree.centroids[rest] @ tree.centroids[placed].T).argmax(axis=1)]]
+    return groups
+
+
 def spherical_kmeans(points: Matrix, clusters: int, seed: int) -> Matrix:
-    """Return unit centroids that points are near to by cosine.
+    """Return unit-length centroids of points by cosine.
 
     Raises:
         RecipeError: If faiss is not installed.
@@ -105,7 +135,7 @@ def spherical_kmeans(points: Matrix, clusters: int, seed: int) -> Matrix:
     try:
         import faiss
     except ImportError as error:
-        raise RecipeError("clusters need faiss: pip install 'mixfluence[crisp]'") from error
+        raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'") from error
     kmeans = faiss.Kmeans(
         points.shape[1],
         clusters,
@@ -120,14 +150,14 @@ def spherical_kmeans(points: Matrix, clusters: int, seed: int) -> Matrix:
 
 
 def _split(tree: Tree, points: Points, nodes: Nodes, seed: int) -> Tree:
-    """Give children to every leaf that has points enough. One that had too few before has too few again."""
+    """Split every leaf with enough points."""
     centroids, parents, first = [tree.centroids], [tree.parents], tree.first.copy()
     size = len(tree)
     for node, members in _by_node(nodes):
-        if len(members) < LEAST_PER_CLUSTER * tree.branching:
+        if len(members) < MIN_PER_CLUSTER * tree.branching:
             continue
         random = np.random.default_rng([seed, node])
-        sample = members[_sample(len(members), MOST_PER_CLUSTER * tree.branching, random)]
+        sample = members[_sample(len(members), MAX_PER_CLUSTER * tree.branching, random)]
         centroids.append(spherical_kmeans(points.take(sample), tree.branching, int(random.integers(2**31))))
         parents.append(np.full(tree.branching, node, np.int32))
         first[node] = size
@@ -137,13 +167,13 @@ def _split(tree: Tree, points: Points, nodes: Nodes, seed: int) -> Tree:
 
 
 def _by_node(nodes: Nodes) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each node that has points, in order, with its points in order."""
+    """Yield each node that has points with their positions, both in ascending order."""
     order = np.argsort(nodes, kind="stable")
     cuts = np.flatnonzero(np.diff(nodes[order])) + 1
     for members in np.split(order, cuts):
         yield int(nodes[members[0]]), members
 
 
-def _sample(count: int, most: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Draw at most so many of `count` places, in order."""
-    return np.arange(count) if count <= most else np.sort(random.choice(count, most, replace=False))
+def _sample(count: int, limit: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Draw at most `limit` of `count` positions, in ascending order."""
+    return np.arange(count) if count <= limit else np.sort(random.choice(count, limit, replace=False))

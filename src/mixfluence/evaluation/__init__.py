@@ -1,11 +1,16 @@
-"""A model becomes per-query numbers here: exact search, trec_eval measures, BM25, checkpoint selection.
+"""Evaluation: exact search, trec_eval measures, BM25, checkpoint selection and significance tests.
 
-Only what needs no model is imported at once: comparing run folders should not load torch.
+Only modules that do not load torch are imported here, so that comparing run folders stays fast.
 """
 
 from __future__ import annotations
 
-from mixfluence.evaluation.metrics import MEASURES, mean, score_run
-from mixfluence.evaluation.results import Evaluation, read_evaluation, write_evaluation
+from mixfluence.evaluation.results import (
+    MEASURES,
+    Evaluation,
+    read_evaluation,
+    score_rankings,
+    write_evaluation,
+)
 
-__all__ = ["MEASURES", "Evaluation", "mean", "read_evaluation", "score_run", "write_evaluation"]
+__all__ = ["MEASURES", "Evaluation", "read_evaluation", "score_rankings", "write_evaluation"]

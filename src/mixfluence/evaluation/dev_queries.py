@@ -1,31 +1,40 @@
-"""How each query of a dev set fared, with its texts: for readers, who learn more from examples than from means."""
+"""The rank of the answer to each dev query, with its texts: examples for the report, which means cannot give."""
 
 from __future__ import annotations
 
-import json
+import logging
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Any
 
-from mixfluence.errors import DataError
-from mixfluence.files import write_text
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
+from mixfluence.data.rows import Row, RowSet, rows_in_memory
+from mixfluence.errors import MixfluenceError
+from mixfluence.evaluation.results import read_rows, score_rankings, write_rows
 
-_SUFFIX = ".jsonl"
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
+
+# Limits that keep the cost small beside training: at most two thousand texts are encoded per dev set.
+MAX_ROWS = 1_000
+MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class DevQuery:
-    """One dev query, ranked against the positives of all dev queries that were looked at.
+    """One dev query, ranked against the positives of all ranked dev queries.
 
     Args:
-        query: Its text. All texts are cut to a few hundred characters.
-        positive: The passage that answers it; of several the one that was ranked highest.
-        other: The passage ranked highest of those that do not answer it; empty if all do.
-        rank: The place of `positive`, from 1.
+        query: Its text. All texts are truncated to a few hundred characters.
+        positive: The relevant passage; of several the one with the best rank.
+        other: The passage with the best rank that is not relevant; empty if there is none.
+        rank: The rank of `positive`, from 1.
         among: How many passages were ranked.
-        margin: The cosine of `positive` less that of `other`; above 0 where the rank is 1.
+        margin: The cosine of `positive` minus that of `other`; positive if the rank is 1.
         ndcg: NDCG@10, from 0 to 1.
     """
 
@@ -38,43 +47,96 @@ class DevQuery:
     ndcg: float
 
 
-def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -> Path:
-    """Write `<folder>/<dataset>.jsonl`, one line per query, and return that path.
+def rank_dev_sets(
+    model: SentenceTransformer,
+    dev: Mapping[str, RowSet],
+    prompts: Mapping[str, tuple[str | None, str | None]],
+    folder: Path,
+    *,
+    batch_size: int = 64,
+) -> None:
+    """Rank the first 1,000 rows of each dev set and write `<folder>/<dataset>.jsonl`.
 
-    The name is percent-encoded, so that any dataset name stays inside the folder, and the file appears
-    whole or not at all.
+    The corpus is only the positives of these rows, so that scores are higher than on a full corpus: they compare the
+    queries of a set, not models. For scores to report use `evaluate`.
+
+    Args:
+        model: The trained encoder.
+        dev: Dev rows by dataset.
+        prompts: Query and passage prompt of each dataset; None for the model's own, as in testing.
+        folder: Where to write; see `read_dev_queries`.
+        batch_size: Texts per forward pass.
     """
-    path = folder / (quote(dataset, safe="") + _SUFFIX)
-    lines = (json.dumps(asdict(query), ensure_ascii=False) + "\n" for query in queries)
-    write_text(path, "".join(lines))
-    return path
+    for name, rows in dev.items():
+        query_prompt, passage_prompt = prompts[name]
+        task = replace(_first_rows(name, rows), query_prompt=query_prompt, passage_prompt=passage_prompt)
+        logger.info("ranking %d dev queries of %s", len(task.queries), name)
+        write_dev_queries(name, rank_queries(model, task, batch_size=batch_size), folder)
+
+
+def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
+    """Rank all passages of a small task for each query. Every query must have a relevant passage."""
+    # Imported late: reading dev queries must not load torch.
+    from mixfluence.evaluation.retrieval import encode_task
+    from mixfluence.evaluation.search import exact_search
+
+    scores, positions = exact_search(*encode_task(model, task, batch_size=batch_size), len(task.docs))
+    if not scores.isfinite().all():
+        raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
+    # Scored by position, not by cosine, so that ties have the same order in NDCG as in the rank.
+    rankings = {
+        query: {task.doc_ids[doc]: -float(place) for place, doc in enumerate(best)}
+        for query, best in zip(task.query_ids, positions[:, :10].tolist(), strict=True)
+    }
+    ndcg = [measures["ndcg@10"] for measures in score_rankings(rankings, task.qrels, task.query_ids).values()]
+    ranked = zip(range(len(ndcg)), positions.tolist(), scores.tolist(), strict=True)
+    return [_describe(task, query, order, cosines, ndcg[query]) for query, order, cosines in ranked]
+
+
+def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -> Path:
+    """Write `<folder>/<dataset>.jsonl`, one line per query, and return that path."""
+    return write_rows(map(asdict, queries), dataset, folder)
 
 
 def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
-    """Read a file of `write_dev_queries`: the name of its dev set, and the queries in the order of its rows.
+    """Read a file of `write_dev_queries`: the name of the dev set and its queries.
 
     Raises:
-        DataError: If it cannot be read, or a line is not what was written.
+        DataError: If the file is missing, empty or damaged.
     """
-    if not path.is_file():
-        raise DataError(f"{path}: cannot be read (not a file)")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    queries = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line]
-    if not queries:
-        raise DataError(f"{path}: holds no queries")
-    return unquote(path.name.removesuffix(_SUFFIX)), queries
+    return read_rows(path, _parse)
 
 
-def _parse(path: Path, number: int, line: str) -> DevQuery:
-    try:
-        row = json.loads(line)
-        query, positive, other = (str(row[name]) for name in ("query", "positive", "other"))
-        rank, among, margin, ndcg = int(row["rank"]), int(row["among"]), float(row["margin"]), float(row["ndcg"])
-        if not (math.isfinite(margin) and 0 <= ndcg <= 1):
-            raise ValueError(f"a margin of {margin} and an NDCG of {ndcg}")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
-        raise DataError(f"{path}:{number}: not a line of dev queries ({problem!r})") from problem
+def _parse(row: Any) -> DevQuery:
+    query, positive, other = (str(row[name]) for name in ("query", "positive", "other"))
+    rank, among, margin, ndcg = int(row["rank"]), int(row["among"]), float(row["margin"]), float(row["ndcg"])
+    if not (math.isfinite(margin) and 0 <= ndcg <= 1):
+        raise ValueError(f"margin {margin} and NDCG {ndcg}")
     return DevQuery(query, positive, other, rank, among, margin, ndcg)
+
+
+def _describe(task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float) -> DevQuery:
+    answers = task.qrels[task.query_ids[query]]
+    relevant = [task.doc_ids[doc] in answers for doc in order]
+    hit = relevant.index(True)
+    miss = relevant.index(False) if False in relevant else None
+    return DevQuery(
+        query=_truncate(task.queries[query]),
+        positive=_truncate(task.docs[order[hit]]),
+        other="" if miss is None else _truncate(task.docs[order[miss]]),
+        rank=hit + 1,
+        among=len(order),
+        margin=0.0 if miss is None else cosines[hit] - cosines[miss],
+        ndcg=ndcg,
+    )
+
+
+def _first_rows(name: str, dev: RowSet) -> RetrievalSet:
+    """Return the first rows as a task, without hard negatives, which would be many more texts to encode."""
+    first = dev.rows.select(range(min(MAX_ROWS, len(dev))))
+    pairs = (Row(row["anchor"], row["positive"]) for row in first)
+    return retrieval_from_rows(name, replace(dev, rows=rows_in_memory(pairs)))
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS].rstrip()}…"

@@ -1,20 +1,29 @@
-"""A model and a retrieval set become per-query scores."""
+"""From a model, or BM25, and a retrieval set to per-query scores."""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.errors import MixfluenceError
-from mixfluence.evaluation.encoding import encode_task
-from mixfluence.evaluation.metrics import score_run
-from mixfluence.evaluation.results import Evaluation
-from mixfluence.evaluation.runs import build_run
+from mixfluence.data.texts import tokenise_texts
+from mixfluence.embedding import text_encoders
+from mixfluence.errors import DataError, MixfluenceError
+from mixfluence.evaluation.results import Evaluation, score_rankings
 from mixfluence.evaluation.search import exact_search
+
+logger = logging.getLogger(__name__)
+
+# Passage id -> score, best first.
+Ranking = dict[str, float]
 
 
 def evaluate(
@@ -27,17 +36,16 @@ def evaluate(
 ) -> Evaluation:
     """Encode a task, search it exactly by cosine similarity and score every query.
 
-    Lengths are the model's own: the `query_length` and `document_length` of its Transformer module. So are
-    the prompts, where the task has none. The model is left in the mode it came in and no random number is
-    drawn. For embeddings you already have, use `score_embeddings`; to pick checkpoints while training,
-    `DevEvaluator`.
+    Text lengths are the `query_length` and `document_length` of the model's Transformer module; prompts are those of
+    the task, else the model's. Module modes and random states are preserved. For existing embeddings use
+    `score_embeddings`; to select checkpoints during training, `DevEvaluator`.
 
     Args:
         model: Any sentence-transformers model; embeddings stay on its device.
         task: Queries, passages and judgements.
         batch_size: Texts per forward pass.
-        k: Hits per query; less than 100 makes recall@100 and map@100 those of the first k.
-        show_progress: Show the progress bars of the encoder.
+        k: Hits per query; below 100, recall@100 and map@100 become those of the first k.
+        show_progress: Show progress bars while encoding.
     """
     started = perf_counter()
     queries, passages = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
@@ -46,11 +54,29 @@ def evaluate(
     return replace(evaluation, seconds={**seconds, **evaluation.seconds})
 
 
+def encode_task(
+    model: SentenceTransformer, task: RetrievalSet, *, batch_size: int, show_progress: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return normalised embeddings of the queries and the passages of a task, on the model's device.
+
+    Texts are tokenised once, on all cores, and kept in the token cache. For the arguments see `evaluate`.
+    """
+    encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
+    texts = {"query": task.queries, "document": task.docs}
+    queries, passages = (
+        encoder.encode(
+            encoder.prepare(texts[kind], tokenise_texts), batch_size=batch_size, show_progress=show_progress
+        )
+        for kind, encoder in encoders.items()
+    )
+    return queries, passages
+
+
 def score_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> Evaluation:
-    """Search with ready embeddings and score every query; `evaluate` makes them from a model first.
+    """Search existing embeddings and score every query; `evaluate` computes them from a model first.
 
     Args:
-        task: Where the embeddings come from.
+        task: The set that the embeddings belong to.
         queries: One row per query of `task`.
         passages: One row per passage of `task`, on the same device.
         k: Hits per query.
@@ -63,11 +89,88 @@ def score_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: i
         )
     started = perf_counter()
     scores, positions = exact_search(queries, passages, k + 1)
-    # Not-a-number sorts first, so one such passage is enough to show up here.
+    # NaN sorts first, so that a single such passage is found here.
     if not scores.isfinite().all():
-        raise MixfluenceError(f"{task.name}: the embeddings are not finite; has training diverged?")
-    run, removed = build_run(task, scores.tolist(), positions.tolist(), k)
+        raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
+    rankings, removed = _build_rankings(task, scores.tolist(), positions.tolist(), k)
     searched = perf_counter()
-    per_query = score_run(run, task.qrels, task.query_ids)
+    per_query = score_rankings(rankings, task.qrels, task.query_ids)
     seconds = {"search": searched - started, "score": perf_counter() - searched}
     return Evaluation(task.name, per_query, removed, seconds)
+
+
+def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
+    """Rank the passages of a task by BM25, for `score_rankings`; for a model use `evaluate`.
+
+    Uses the defaults of bm25s: Lucene's formula with k1 1.5 and b 0.75, lower-cased words of at least two characters,
+    English stop words removed, no stemming. Not meaningful for languages written without spaces. Passages that share
+    no word with the query are not returned.
+    """
+    # If jax is installed, bm25s imports it, and jax reserves three quarters of the GPU's memory.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import bm25s
+
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(list(task.docs), show_progress=False), show_progress=False)
+    positions, scores = index.retrieve(
+        bm25s.tokenize(list(task.queries), show_progress=False),
+        k=min(k + 1, len(task.doc_ids)),
+        show_progress=False,
+        backend_selection="numpy",
+    )
+    rankings, _ = _build_rankings(task, scores.tolist(), positions.tolist(), k)
+    return {query: {doc: score for doc, score in hits.items() if score > 0} for query, hits in rankings.items()}
+
+
+def _build_rankings(
+    task: RetrievalSet, scores: Sequence[Sequence[float]], positions: Sequence[Sequence[int]], k: int
+) -> tuple[dict[str, Ranking], int]:
+    """Return the first `k` hits of each query, and how many hits with the query's own id were removed.
+
+    As in BEIR, a passage with the id of the query is removed, for sets whose queries are also passages. It is kept if
+    it is judged relevant, because other sets use one id for a question and its answer. Search k + 1 hits to keep k.
+    """
+    rankings: dict[str, Ranking] = {}
+    removed = 0
+    for query, row_scores, row_positions in zip(task.query_ids, scores, positions, strict=True):
+        hits = {task.doc_ids[i]: score for i, score in zip(row_positions, row_scores, strict=True)}
+        if task.qrels.get(query, {}).get(query, 0) <= 0:
+            removed += hits.pop(query, None) is not None
+        rankings[query] = dict(list(hits.items())[:k])
+    if removed:
+        logger.info("%s: removed %d hits with the id of their query", task.name, removed)
+    return rankings, removed
+
+
+class DevEvaluator(BaseEvaluator):
+    """Scores dev sets during training, for `metric_for_best_model="eval_ndcg@10"`.
+
+    Use sets with a sampled corpus (`RetrievalSet.sample_corpus`) here, and `evaluate` on the full corpus for final
+    scores.
+
+    Args:
+        tasks: One or more dev sets, weighted equally in the mean.
+        batch_size: Texts per forward pass.
+    """
+
+    def __init__(self, tasks: Sequence[RetrievalSet], *, batch_size: int = 64) -> None:
+        super().__init__()
+        names = [task.name for task in tasks]
+        if not names or len(set(names)) < len(names):
+            raise DataError(f"checkpoint selection needs dev sets with distinct names, found {names}")
+        self.primary_metric = "ndcg@10"
+        self._tasks = tasks
+        self._batch_size = batch_size
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Return `<name>_ndcg@10` of each set and `ndcg@10`, their mean."""
+        by_set = {
+            f"{task.name}_ndcg@10": evaluate(model, task, batch_size=self._batch_size, k=10).mean("ndcg@10")
+            for task in self._tasks
+        }
+        scores = {**by_set, "ndcg@10": fmean(by_set.values())}
+        logger.info("step %d: dev NDCG@10 %.4f", steps, scores["ndcg@10"])
+        self.store_metrics_in_model_card_data(model, scores, epoch, steps)
+        return scores

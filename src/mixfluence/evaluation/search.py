@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by inner product, in full float32 and in bounded memory."""
+"""Exact nearest neighbours by inner product, in full float32 and bounded memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 def exact_search(
     queries: Tensor, corpus: Tensor, k: int, chunk: int = 65536, query_chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """Find the `k` rows of `corpus` with the highest inner product for each query.
+    """Find the `k` rows of `corpus` with the largest inner product for each query.
 
-    Works where the tensors live, CPU or GPU. At most `query_chunk` x `chunk` scores exist at a time.
+    Runs on the device of the tensors. At most `query_chunk` x `chunk` scores exist at a time.
 
     Args:
         queries: Embeddings [q, d] of any floating type; products are taken in float32.
         corpus: Embeddings [n, d] on the same device.
-        k: Hits per query; a corpus smaller than that returns all its rows.
+        k: Hits per query; a smaller corpus returns all its rows.
         chunk: Corpus rows scored at a time.
         query_chunk: Queries scored at a time.
 
@@ -51,12 +51,12 @@ def _search_block(queries: Tensor, corpus: Tensor, k: int, chunk: int) -> tuple[
 
 @contextmanager
 def _full_float32() -> Iterator[None]:
-    """Forbid TF32 and bf16 shortcuts in float32 products, which would make near ties out of good scores.
+    """Disable TF32 and bf16 in float32 products, which would turn different scores into ties.
 
-    The setting has one interface up to torch 2.8 and another since, and reading the old one raises once
-    the Trainer's `tf32=True` has set the new one.
+    Torch 2.9 changed the interface of this setting, and reading the old one raises once the Trainer's `tf32=True` has
+    set the new one.
     """
-    backends: Any = torch.backends  # its parts are unknown to mypy
+    backends: Any = torch.backends  # mypy does not know its attributes
     if not hasattr(backends, "fp32_precision"):
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")

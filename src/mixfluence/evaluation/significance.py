@@ -1,8 +1,8 @@
-"""Whether a difference between two systems is more than the luck of the queries.
+"""Significance tests of the difference between two systems, over queries.
 
-Every test here takes the differences of per-query scores, one array per test set. Given several sets it is about the
-average over sets, in which each counts alike whatever its number of queries, as in the tables of papers. Given one
-it is the usual paired test.
+All functions take differences of per-query scores, one array per test set. Several sets are tested by the mean over
+sets, in which each has the same weight whatever its number of queries, as in the tables of papers. One set gives the
+usual paired test.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 Vector = NDArray[np.float64]
+# Resampling is not left to `scipy.stats`: for four sets with 10,800 queries its `permutation_test` takes 8 s, ours
+# 0.5 s, and its smallest p-value is twice ours; its `bootstrap` refuses sets of one query and is not faster.
 ROUNDS = 10_000
-# Numbers held at a time by the tests that draw.
+# Numbers in memory at a time while resampling.
 _BLOCK = 4_000_000
 
 
@@ -28,9 +30,9 @@ def average_difference(differences: Sequence[Vector]) -> float:
 def t_test(differences: Sequence[Vector]) -> float:
     """Return the two-sided p-value of a paired t-test.
 
-    One set gives `scipy.stats.ttest_rel`. Over several, the variances of their means add up and the degrees of
-    freedom are those of Welch and Satterthwaite. Quick, and the same at every call; where scores are few and far from
-    normal, `randomisation_test` assumes less. A set of one query says nothing about variance, so that p is 1.
+    Equals `scipy.stats.ttest_rel` for one set. For several, the variances of the means add up, with the degrees of
+    freedom of Welch and Satterthwaite. Fast and deterministic; for few scores that are far from normal,
+    `randomisation_test` assumes less. The variance of a set with one query is unknown, so that p is 1.
     """
     if min(len(values) for values in differences) < 2:
         return 1.0
@@ -39,7 +41,7 @@ def t_test(differences: Sequence[Vector]) -> float:
     average = average_difference(differences)
     if variance == 0:
         return 1.0 if average == 0 else 0.0
-    # The average is a sum over sets divided by their number, and so is its standard error.
+    # The average is the sum over sets divided by their number, and so is its standard error.
     t = len(differences) * average / variance**0.5
     freedom = variance**2 / sum(v**2 / (len(d) - 1) for v, d in zip(variances, differences, strict=True))
     return float(2 * stdtr(freedom, -abs(t)))
@@ -48,39 +50,39 @@ def t_test(differences: Sequence[Vector]) -> float:
 def randomisation_test(differences: Sequence[Vector], *, rounds: int = ROUNDS, seed: int = 0) -> float:
     """Return the two-sided p-value of a paired randomisation test.
 
-    If the systems were alike, either could have had either score of a query. The p-value is how often the average
-    difference is as large as the one found when they swap at random, the one found counted in, so that it is never 0.
-    Assumes nothing about the scores; for many queries `t_test` says the same at once.
+    Under the null hypothesis the two scores of a query are exchangeable. The p-value is the share of random swaps
+    with an average difference at least as large as the observed one, which is counted too, so that it is never 0.
+    Assumes nothing about the scores; for many queries `t_test` gives the same answer faster.
 
     Args:
-        differences: Of per-query scores, one array per test set.
-        rounds: Random swaps; the smallest p-value is 1 / (rounds + 1).
-        seed: Of the swaps.
+        differences: Differences of per-query scores, one array per test set.
+        rounds: Number of random swaps; the smallest p-value is 1 / (rounds + 1).
+        seed: Seed of the swaps.
     """
-    shares = np.concatenate([values / len(values) for values in differences])
-    found = abs(shares.sum())
-    # Sums that are equal but for the order of their terms count as equal.
-    bar = found - 1e-12 * np.abs(shares).sum()
+    weighted = np.concatenate([values / len(values) for values in differences])
+    observed = abs(weighted.sum())
+    # Tolerance for sums that differ only in the order of their terms.
+    threshold = observed - 1e-12 * np.abs(weighted).sum()
     generator = np.random.default_rng(seed)
     reached = 0
-    for block in _blocks(rounds, len(shares)):
-        swapped = generator.integers(0, 2, (block, len(shares)), dtype=np.int8)
-        reached += int((abs(shares.sum() - 2 * (swapped @ shares)) >= bar).sum())
+    for block in _blocks(rounds, len(weighted)):
+        swapped = generator.integers(0, 2, (block, len(weighted)), dtype=np.int8)
+        reached += int((abs(weighted.sum() - 2 * (swapped @ weighted)) >= threshold).sum())
     return (reached + 1) / (rounds + 1)
 
 
 def bootstrap_interval(
     differences: Sequence[Vector], *, level: float = 0.95, rounds: int = ROUNDS, seed: int = 0
 ) -> tuple[float, float]:
-    """Return where the average difference would lie with other queries of the same kind, by percentiles.
+    """Return the percentile bootstrap interval of the average difference, over queries.
 
-    It says how large a difference may be; the tests say whether it may be none.
+    The interval shows how large the difference may be; the tests show whether it may be zero.
 
     Args:
-        differences: Of per-query scores, one array per test set. Each set is drawn from on its own.
-        level: Share of the draws that the interval holds.
-        rounds: Draws, with replacement.
-        seed: Of the draws.
+        differences: Differences of per-query scores, one array per test set. Sets are resampled separately.
+        level: Confidence level.
+        rounds: Number of resamples.
+        seed: Seed of the resamples.
     """
     generator = np.random.default_rng(seed)
     averages = np.mean([_resampled_means(values, rounds, generator) for values in differences], axis=0)
@@ -89,7 +91,7 @@ def bootstrap_interval(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's method: the chance of any false alarm among them stays below the level."""
+    """Return p-values with Holm's correction, which bounds the probability of any false positive among them."""
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     scaled = ((len(order) - rank) * p_values[place] for rank, place in enumerate(order))
     corrected = dict(zip(order, accumulate(scaled, max), strict=True))
@@ -103,6 +105,6 @@ def _resampled_means(values: Vector, rounds: int, generator: np.random.Generator
 
 
 def _blocks(rounds: int, width: int) -> Iterator[int]:
-    """Yield numbers of rounds that add up to all and are small enough to be held at a time."""
+    """Split rounds into blocks that fit in memory."""
     size = max(1, _BLOCK // width)
     yield from (min(size, rounds - start) for start in range(0, rounds, size))

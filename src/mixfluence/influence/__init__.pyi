@@ -1,20 +1,20 @@
-from .columns import embed_columns, packed
 from .influences import Influences
-from .learner import Learner, Meter
+from .learner import Learner, Meter, refuse_without_moments
 from .metrics import (
     METRICS,
     DevBatch,
     Metric,
     Piece,
     distillation_metric,
+    embed_columns,
     info_nce_metric,
     loss_metric,
+    packed,
     resolve_metric,
     soft_ndcg_metric,
 )
 from .probe import Prober, relative_rate
 from .settings import Aggregate, Alignment, Measurement, Probe, Probing, Projection, Reptile
-from .steps import refuse_without_moments
 
 __all__ = [
     "METRICS",

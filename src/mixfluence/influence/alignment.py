@@ -1,4 +1,4 @@
-"""What is a dataset worth now? Compare its gradient with those of the dev sets."""
+"""Influence by gradients: compare the gradient of a dataset with those of the dev sets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
-from mixfluence.influence.learner import Learner
+from mixfluence.influence.learner import Learner, refuse_without_moments
 from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.preserve import memory_named, surroundings, way_back
 from mixfluence.influence.settings import Alignment
-from mixfluence.influence.snapshot import Snapshot
-from mixfluence.influence.steps import refuse_without_moments
+from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 Array = NDArray[np.float64]
 # Dot product of a gradient with a direction, and norm of the gradient.
@@ -28,22 +26,22 @@ Batches = Callable[[int], Iterable[Any]]
 
 
 class Aligner:
-    """Measures alignments, and leaves everything bit for bit as it was.
+    """Measures alignments without side effects: everything is restored bit by bit.
 
-    Gradients are compared as they come, so that one vector of parameter size is kept however many datasets and targets
-    there are: the mean of cosines is the dot product with the mean of the targets' unit vectors.
+    Gradients are compared one by one, so that a single vector of parameter size is kept for any number of datasets and
+    targets: the mean of cosines is the dot product with the mean of the targets' unit vectors.
 
     Cost of a round: (datasets + targets) gradients, each about a training step on as many rows. With lookahead:
-    datasets x (1 + targets) gradients, a step of the optimizer for every dataset, and one look at the targets. Memory
-    in parameter sizes: 1 in fp32; with lookahead 3 more for the way back.
+    datasets x (1 + targets) gradients, an optimizer step for every dataset, and one evaluation of the targets. Memory
+    in parameter sizes: 1 in fp32; with lookahead 3 more for the snapshot.
 
     Args:
-        learner: What is being trained.
+        learner: The model in training.
         alignment: How to compare.
-        metric: What is measured on dev.
+        metric: The metric on dev.
 
     Attributes:
-        memory: What the last round needed on the device beyond training, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes.
     """
 
     def __init__(self, learner: Learner, alignment: Alignment, metric: Metric) -> None:
@@ -55,7 +53,7 @@ class Aligner:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
-    @memory_named("strategy.alignment", "leave lookahead off")
+    @explain_out_of_memory("strategy.alignment", "turn lookahead off")
     def measure(
         self,
         datasets: Sequence[int],
@@ -65,30 +63,25 @@ class Aligner:
         seed: int,
         spread: float = math.inf,
     ) -> Influences:
-        """Compare datasets one after another.
+        """Compare datasets one after another; see `Meter.measure` for the arguments, of which `spread` is not used.
 
-        Args:
-            datasets: Which ones. With none, only the dev sets are looked at.
-            batches: Returns a dataset's batches, whose gradients are summed. Without any, its alignment is zero.
-            dev: The rows of every target, the same for all datasets.
-            seed: Decides dropout, the same for all datasets.
-            spread: Not needed.
+        The gradients of a dataset's batches are summed; without batches its alignment is zero.
 
         Returns:
-            The alignments, on a single target that stands for all: only the mean over targets is known.
+            The alignments with the mean of all targets, as a single target: those with each target are not known.
 
         Raises:
-            RecipeError: If the memory of the device is not enough; then everything is as it was before.
+            RecipeError: If the device runs out of memory; everything is restored before.
         """
         compare = self._compare_ahead if self._alignment.lookahead else self._compare
-        with surroundings(self._learner.modules), _gradients_apart(self._learner.modules):
-            base, pairs = compare(datasets, batches, dev, seed) if datasets else (self._look(dev), [])
+        with preserve_rng_and_modes(self._learner.modules), _preserve_gradients(self._learner.modules):
+            base, pairs = compare(datasets, batches, dev, seed) if datasets else (self._evaluate(dev), [])
         return self._gather(datasets, dev, base, pairs)
 
     def _compare(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
     ) -> tuple[list[Tensor], list[Pair]]:
-        # Buffers are what a forward pass in training mode may change.
+        # Without a step, a forward pass in training mode changes nothing but buffers.
         snapshot, direction = Snapshot(list(self._learner.modules.buffers())), self._zeros()
         self._count_memory(snapshot, direction)
         base, pairs = [], []
@@ -98,7 +91,7 @@ class Aligner:
             for kept, gradient in zip(direction, self._gradients(), strict=True):
                 kept.addcmul_(gradient, weight)
         for dataset in datasets:
-            with way_back(snapshot):
+            with snapshot.restored():
                 self._train_backward(batches(dataset), seed)
                 pairs.append(_pair(self._train_gradients(), direction))
         return base, pairs
@@ -109,9 +102,9 @@ class Aligner:
         optimizer, buffers = self._learner.optimizer, self._learner.modules.buffers()
         snapshot, own = Snapshot([*self._parameters, *buffers], optimizer), self._zeros()
         self._count_memory(snapshot, own)
-        base, pairs = self._look(dev), []
+        base, pairs = self._evaluate(dev), []
         for dataset in datasets:
-            with way_back(snapshot):
+            with snapshot.restored():
                 self._train_backward(batches(dataset), seed)
                 for kept, gradient in zip(own, self._train_gradients(), strict=True):
                     kept.copy_(gradient)
@@ -132,22 +125,22 @@ class Aligner:
             self._learner.backward(batch)
 
     def _dev_backward(self, batch: DevBatch) -> Tensor:
-        """Leave the gradient of what is to become smaller, and return the metric."""
+        """Compute the gradient of the metric, in the direction to be minimised, and return its value."""
         self._clear()
         self._learner.modules.eval()
         mean = self._metric.values(self._learner.model, batch).float().mean()
         if not mean.requires_grad:
-            raise RecipeError("an alignment of gradients needs a metric with a gradient, and this one has none")
+            raise RecipeError("an alignment needs a differentiable metric")
         (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
         return mean.detach()
 
     @torch.no_grad()
-    def _look(self, dev: Sequence[DevBatch]) -> list[Tensor]:
+    def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
         self._learner.modules.eval()
         return [self._metric.values(self._learner.model, batch).float().mean() for batch in dev]
 
     def _gradients(self) -> Iterator[Tensor]:
-        """Yield the gradient of each parameter in fp32, a single zero for one that has none."""
+        """Yield the gradient of each parameter in fp32; a scalar zero for one without."""
         for parameter in self._parameters:
             yield (parameter.new_zeros(()) if parameter.grad is None else parameter.grad).float()
 
@@ -159,13 +152,13 @@ class Aligner:
         groups = [group for group in optimizer.param_groups for _ in group["params"]]
         for parameter, group, gradient in zip(self._parameters, groups, self._gradients(), strict=True):
             decay, state = group["betas"][1], optimizer.state.get(parameter, {})
-            # The gradient is part of its own second moment, as in Adam: see `FrozenAdam`.
+            # As in Adam, the gradient is part of its own second moment; see `FrozenAdam`.
             square = decay * state.get("exp_avg_sq", 0.0) + (1 - decay) * gradient.square()
             unbiased = square / (1 - decay ** (1 + state.get("step", 0)))
             yield gradient / (unbiased.sqrt() + group["eps"])
 
     def _weight(self, norm: Tensor, targets: int) -> Tensor:
-        """Return what a target's gradient of this norm is multiplied by."""
+        """Return the factor of a target's gradient with this norm."""
         if self._alignment.score == "projection":
             return 1 / norm.clamp(min=1.0)
         return 1 / (targets * torch.where(norm == 0, 1.0, norm))
@@ -173,7 +166,7 @@ class Aligner:
     def _gather(
         self, datasets: Sequence[int], dev: Sequence[DevBatch], base: list[Tensor], pairs: list[Pair]
     ) -> Influences:
-        # The only time that the host waits for the device.
+        # The only synchronisation with the device.
         numbers = self._learner.agree(torch.stack([*base, *(number for pair in pairs for number in pair)]))
         found: Array = numbers.double().cpu().numpy()
         before, dots, norms = found[: len(dev)], found[len(dev) :: 2], found[len(dev) + 1 :: 2]
@@ -203,8 +196,8 @@ class Aligner:
 
 
 @contextmanager
-def _gradients_apart(modules: nn.Module) -> Iterator[None]:
-    """Put gradients back at the end, as they were or none."""
+def _preserve_gradients(modules: nn.Module) -> Iterator[None]:
+    """Restore the gradients at the end of the block."""
     kept = [(parameter, parameter.grad) for parameter in modules.parameters()]
     try:
         yield
@@ -214,14 +207,14 @@ def _gradients_apart(modules: nn.Module) -> Iterator[None]:
 
 
 def _norm(gradients: Iterable[Tensor]) -> Tensor:
-    # Sums are taken in a tree; the ready-made norm of a large tensor is not, and off by 1e-4 on a CPU.
+    # `sum` adds pairwise; `norm` does not, and is off by 1e-4 for large tensors on a CPU.
     return torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
 
 
 def _pair(gradients: Iterable[Tensor], direction: Iterable[Tensor]) -> Pair:
     dots, squares = [], []
     for gradient, kept in zip(gradients, direction, strict=True):
-        # One tensor at a time: products of all of them would be another vector of parameter size.
+        # One tensor at a time: the products of all would be another vector of parameter size.
         dots.append((gradient * kept).sum())
         squares.append(gradient.square().sum())
     return torch.stack(dots).sum(), torch.stack(squares).sum().sqrt()

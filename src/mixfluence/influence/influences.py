@@ -1,4 +1,4 @@
-"""What was measured: the gain of every dev query from a few steps on every dataset."""
+"""Measured influences: the gain of every dev query from training on every dataset."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from mixfluence.influence.settings import Aggregate
 
 Array = NDArray[np.float64]
 Numbers = TypeVar("Numbers", Array, Tensor)
-# Least metric of a target, in parts of the largest, that its gains are divided by.
-LEAST_SCALE = 0.01
+# Gains of a target are divided by at least this fraction of the largest metric.
+MIN_SCALE = 0.01
 
 
 @dataclass(frozen=True)
 class Influences:
-    """Influences of one round. Above zero means that training on the dataset helped.
+    """Influences of one round. Positive means that training on the dataset helped.
 
     Attributes:
-        probed: Which datasets were measured, as positions in the mixture; those that failed are left out.
-        failed: Datasets whose probe gave something that is not a number.
+        probed: Positions in the mixture of the measured datasets, without those that failed.
+        failed: Positions of the datasets whose measurement was not finite.
         targets: Names of the dev sets.
         base: Mean metric on each dev set before any probe.
-        gains: For each dev set an array of probed datasets x queries: by how much the metric of a query
-            became better.
+        gains: For each dev set an array of probed datasets x queries: the improvement of each query's metric.
         sign: 1 if a larger metric is better, -1 if a smaller one is.
     """
 
@@ -45,19 +44,19 @@ class Influences:
         return np.stack([gain.mean(axis=1) for gain in self.gains], axis=1)
 
     def spread(self, how: Aggregate) -> float:
-        """Return the standard deviation of the combined influences, 0 for fewer than two datasets."""
+        """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
         return float(self.combine(how)[0].std()) if len(self.probed) > 1 else 0.0
 
     def combine(self, how: Aggregate) -> tuple[Array, Array]:
         """Return one influence per probed dataset, and the standard error of its distance from their mean.
 
-        The error is taken over queries from paired differences, so that what a query is like for all
-        datasets alike does not count.
+        The error is computed over queries from paired differences, so that the variance between queries that all
+        datasets share cancels out.
 
         Args:
-            how: `mean` over targets, as in the paper, where a target with a large loss counts most; `relative`,
-                the mean of gains divided by the metric before, where all count alike; `worst`, the relative
-                gain of the target that a dataset helps least or harms most.
+            how: `mean` over targets, as in the paper, dominated by targets with a large loss; `relative`, the mean of
+                gains divided by the metric before, which weights targets equally; `worst`, the relative gain of the
+                target that a dataset helps least or harms most.
         """
         scale = np.ones(len(self.base)) if how == "mean" else relative_scale(self.base)
         gains = self.on_targets() / scale
@@ -69,10 +68,10 @@ class Influences:
 
 
 def relative_scale(base: Numbers) -> Numbers:
-    """Return the metric before, raised so that a target all but solved cannot outweigh the others."""
+    """Return the size of the metric before, raised so that an almost solved target cannot dominate."""
     sizes = abs(base)
-    raised: Numbers = sizes.clip(min=LEAST_SCALE * sizes.max())
-    # Where all are solved, gains count as they are.
+    raised: Numbers = sizes.clip(min=MIN_SCALE * sizes.max())
+    # If all targets are solved, gains are not scaled.
     scale: Numbers = raised + (raised == 0.0)
     return scale
 
@@ -80,14 +79,14 @@ def relative_scale(base: Numbers) -> Numbers:
 def gather(
     probed: Sequence[int], targets: Sequence[str], before: Sequence[Array], after: Sequence[Sequence[Array]], sign: int
 ) -> Influences:
-    """Return the influences of a round from raw metric values.
+    """Return the influences of a round, given metric values.
 
     Args:
         probed: Datasets in the order of `after`.
         targets: Names of the dev sets.
-        before: Values per query on each dev set before any probe.
-        after: The same after each dataset's probe.
-        sign: 1 if a larger metric is better, -1 if a smaller one is.
+        before: Values per query on each dev set, before any probe.
+        after: The same after the probe of each dataset.
+        sign: 1 if higher is better, -1 if lower is better.
     """
     positions = np.array(probed, np.int64)
     finite = np.array([all(np.isfinite(values).all() for values in proxy) for proxy in after], dtype=bool)
@@ -101,15 +100,15 @@ def gather(
 
 
 def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggregate, sign: int) -> Tensor:
-    """Return what `Influences.combine` would say of one dataset, without making the host wait for the device.
+    """Return the influence of one dataset as `Influences.combine` does, without synchronising with the device.
 
     Args:
-        before: Values per query on each dev set before the probe.
+        before: Values per query on each dev set, before the probe.
         after: The same after it.
         how: As for `Influences.combine`.
         sign: As for `gather`.
     """
-    base, now = (torch.stack([values.double().mean() for values in looks]) for looks in (before, after))
+    base, now = (torch.stack([values.double().mean() for values in evals]) for evals in (before, after))
     gains = sign * (now - base)
     if how != "mean":
         gains = gains / relative_scale(base)
@@ -117,7 +116,7 @@ def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggreg
 
 
 def _contrast_errors(gains: Array) -> Array:
-    """Return the standard error of each row's distance from the mean row, 0 where one query tells nothing of it."""
+    """Return the standard error of each row's distance from the mean row; 0 for a single query."""
     rows, queries = gains.shape
     if rows == 0 or queries < 2:
         return np.zeros(rows)

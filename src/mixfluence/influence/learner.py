@@ -1,4 +1,4 @@
-"""What measuring needs of whatever trains the model, and what training needs of whatever measures."""
+"""Interfaces between measurements and the trainer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
 from mixfluence.influence.metrics import DevBatch
 
 
 class Learner(Protocol):
-    """What a measurement needs of whatever trains the model.
+    """What a measurement needs from the trainer.
 
     Attributes:
-        model: The encoder as the metric calls it.
-        modules: Everything that trains as one: the encoder, and losses with parameters of their own.
-        optimizer: The run's optimizer, between two steps.
-        rank: Which of the processes that share out the datasets this is.
-        world: How many they are: 1 if there is one, or if all work on every dataset together.
+        model: The encoder, as the metric calls it.
+        modules: Everything that is trained: the encoder, and losses with parameters.
+        optimizer: The optimizer of the run, between two steps.
+        rank: Number of this process among those that divide the datasets.
+        world: Number of processes that divide the datasets; 1 if all work on every dataset together.
     """
 
     model: nn.Module
@@ -30,20 +31,20 @@ class Learner(Protocol):
     world: int
 
     def backward(self, batch: Any) -> None:
-        """Leave the clipped gradient of a batch's loss in the parameters."""
+        """Compute the clipped gradient of a batch's loss, in the `grad` of the parameters."""
 
     def agree(self, values: Tensor) -> Tensor:
-        """Return the values of the first process on every process, so that all decide alike."""
+        """Return the values of the first process on every process, so that all take the same decisions."""
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all processes, on every process."""
 
 
 class Meter(Protocol):
-    """Measures what datasets are worth now, and leaves no trace unless a Reptile step was asked for.
+    """Measures the influence of datasets, without side effects except for a Reptile step.
 
     Attributes:
-        memory: What the last round needed on the device beyond training, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes.
     """
 
     memory: float
@@ -60,9 +61,19 @@ class Meter(Protocol):
         """Measure datasets one after another.
 
         Args:
-            datasets: Which ones. With none, only the dev sets are looked at.
-            batches: Returns a dataset's batches.
+            datasets: Positions in the mixture. If empty, only the dev sets are evaluated.
+            batches: Returns the batches of a dataset.
             dev: The rows of every target, the same for all datasets.
-            seed: Decides dropout, the same for all datasets.
-            spread: Spread of the influences one round ago, infinite if there was none.
+            seed: Seed of dropout, the same for all datasets.
+            spread: Spread of the influences in the previous round; infinite if there was none.
         """
+
+
+def refuse_without_moments(optimizer: Optimizer) -> None:
+    """Raise RecipeError for an optimizer that is not of the Adam family, before or after its first step."""
+    adam = all("betas" in group and "eps" in group for group in optimizer.param_groups)
+    if not adam or (optimizer.state and not any("exp_avg_sq" in state for state in optimizer.state.values())):
+        raise RecipeError(
+            "momentum-free probes and preconditioned gradients need an optimizer with second moments such as AdamW, "
+            f"found {type(optimizer).__name__}"
+        )

@@ -1,6 +1,6 @@
-"""What a model is worth on a dev batch: one value per query.
+"""Metrics on dev batches: one value per query.
 
-Built-in metrics compare every query with the passages of all rows in the batch, in fp32 and by cosine.
+Built-in metrics compare every query with the passages of all rows in the batch, by cosine in fp32.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.errors import DataError
-from mixfluence.influence.columns import Features, embed_columns, packed
 
-# Without gradients a model keeps the activations of one layer: this many pieces fit where training fits one.
-PIECES_TOGETHER = 8
+Features = dict[str, Any]
+# Inputs of packed columns that are concatenated, offset or maximised, by their names in transformers.
+RUNS = ("input_ids", "position_ids", "token_type_ids", "seq_idx")
+BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
+LONGEST = ("max_length_q", "max_length_k")
+# Without gradients only the activations of one layer are kept: this many pieces fit where training fits one.
+PIECES_PER_PASS = 8
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a dev batch that pass through the model together.
+    """Rows of a dev batch that are encoded together.
 
     Attributes:
-        columns: Model inputs: queries, positives, then one per hard negative.
-        labels: Teacher scores of each row's passages, if there are any.
+        columns: Model inputs: queries, positives, then one column per hard negative.
+        labels: Teacher scores of each row's passages, if any.
     """
 
     columns: Sequence[Features]
@@ -35,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class DevBatch:
-    """The rows of one target that a round is judged by."""
+    """The rows of one target in a round."""
 
     target: str
     pieces: Sequence[Piece]
@@ -43,15 +47,15 @@ class DevBatch:
 
 @dataclass(frozen=True)
 class Metric:
-    """A function of (model, dev batch) that returns one value per query, and which way is better.
+    """A function of (model, dev batch) that returns one value per query.
 
     Attributes:
-        values: The function. It runs in eval mode, before and after every probe without gradients; an `Alignment`
-            takes its gradient.
-        higher_is_better: Whether a larger value is a better model.
-        hard_negatives: Whether the dev batch should hold the rows' hard negatives.
-        score: What `values` makes of embeddings (queries, passages of each, batch), if that is all it does: several
-            targets then pass through the model together.
+        values: The function. It runs in eval mode: without gradients before and after every probe, with gradients
+            for an `Alignment`.
+        higher_is_better: Whether a larger value means a better model.
+        hard_negatives: Whether the dev batch includes the hard negatives of its rows.
+        score: For metrics of embeddings only: the function of (queries, passages of each, batch) that `values`
+            applies. Several targets are then encoded together.
     """
 
     values: Callable[[nn.Module, DevBatch], Tensor]
@@ -59,21 +63,21 @@ class Metric:
     hard_negatives: bool = False
     score: Callable[[Tensor, Tensor, DevBatch], Tensor] | None = None
 
-    def look(self, model: nn.Module, batches: Sequence[DevBatch]) -> list[Tensor]:
-        """Return the values of several targets, in as few passes through the model as may be without gradients."""
+    def evaluate(self, model: nn.Module, batches: Sequence[DevBatch]) -> list[Tensor]:
+        """Return the values of several targets, in as few forward passes as fit without gradients."""
         if self.score is None or not all(packed(piece.columns[0]) for batch in batches for piece in batch.pieces):
             return [self.values(model, batch) for batch in batches]
-        pieces = iter(_embed_together(model, [piece for batch in batches for piece in batch.pieces]))
+        pieces = iter(_embed_pieces(model, [piece for batch in batches for piece in batch.pieces]))
         embedded = [_by_column([next(pieces) for _ in batch.pieces]) for batch in batches]
         return [self.score(*sides, batch) for sides, batch in zip(embedded, batches, strict=True)]
 
 
 def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:
-    """InfoNCE over the batch's positives: the paper's metric, and the one to start with.
+    """InfoNCE over the batch's positives: the metric of the paper and the default.
 
     Args:
-        temperature: Divides the cosines; keep it at that of training.
-        hard_negatives: Let the hard negatives of all rows compete too.
+        temperature: Divides the cosines; use that of training.
+        hard_negatives: Add the hard negatives of all rows to the passages.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -84,10 +88,10 @@ def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) 
 
 
 def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
-    """NDCG of the positive among all passages of the batch, smoothed so that small improvements show.
+    """NDCG of the positive among all passages of the batch, smoothed so that small improvements count.
 
-    Nearer to what is reported than InfoNCE, and blind to queries that are already answered: worth a try when the dev
-    loss falls but its NDCG does not rise.
+    Closer to the reported measure than InfoNCE, but flat for queries that already rank first. Try it if the dev loss
+    falls and dev NDCG does not rise.
 
     Args:
         temperature: How far apart two cosines must be to count as ranked.
@@ -102,10 +106,10 @@ def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
 
 
 def distillation_metric(temperature: float = 0.02) -> Metric:
-    """Cross-entropy from a teacher's scores over a row's own passages; for dev rows that carry scores.
+    """Cross-entropy with a teacher's scores over a row's own passages, for dev rows with scores.
 
     Args:
-        temperature: Divides the cosines; the teacher's scores are taken as they are.
+        temperature: Divides the cosines, not the teacher's scores.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -122,18 +126,18 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
 
 
 def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
-    """The training loss itself, one value per piece of the batch: for losses that no other metric stands for.
+    """The training loss, one value per piece of the batch, for losses that no other metric approximates.
 
-    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it fits.
+    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it applies.
 
     Args:
-        loss: As the trainer has it: one loss, or one per dataset name.
+        loss: One loss, or one per dataset name, as the trainer has it.
     """
 
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
         chosen = loss.get(batch.target) if isinstance(loss, Mapping) else loss
         if chosen is None:
-            raise DataError(f"{batch.target}: there is no loss of this name to judge the dev set by")
+            raise DataError(f"{batch.target}: no loss of this name to evaluate the dev set with")
         found = [chosen([dict(column) for column in piece.columns], piece.labels) for piece in batch.pieces]
         return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])
 
@@ -173,15 +177,15 @@ def _metric_of(
 
 
 def embed(model: nn.Module, batch: DevBatch) -> tuple[Tensor, Tensor]:
-    """Return normalised fp32 embeddings: queries x dimensions, and queries x passages of the row x dimensions."""
+    """Return normalised fp32 embeddings: queries x dimensions, and queries x passages per row x dimensions."""
     return _by_column([embed_columns(model, piece.columns) for piece in batch.pieces])
 
 
-def _embed_together(model: nn.Module, pieces: Sequence[Piece]) -> list[list[Tensor]]:
-    """Return the embeddings of each piece's columns, several pieces at a time."""
+def _embed_pieces(model: nn.Module, pieces: Sequence[Piece]) -> list[list[Tensor]]:
+    """Return the embeddings of each piece's columns, encoding several pieces at a time."""
     found: list[list[Tensor]] = []
-    for start in range(0, len(pieces), PIECES_TOGETHER):
-        group = pieces[start : start + PIECES_TOGETHER]
+    for start in range(0, len(pieces), PIECES_PER_PASS):
+        group = pieces[start : start + PIECES_PER_PASS]
         embeddings = iter(embed_columns(model, [column for piece in group for column in piece.columns]))
         found += [[next(embeddings) for _ in piece.columns] for piece in group]
     return found
@@ -193,5 +197,53 @@ def _by_column(pieces: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _scores(queries: Tensor, passages: Tensor) -> Tensor:
-    """Return cosines of every query with every passage, the positives of all rows first."""
+    """Return the cosines of every query with every passage, positives of all rows first."""
     return queries @ passages.transpose(0, 1).flatten(0, 1).T
+
+
+def embed_columns(model: nn.Module, columns: Sequence[Features]) -> list[Tensor]:
+    """Return the embeddings of every column.
+
+    Packed columns are concatenated and encoded in one forward pass; padded ones would have to be padded to the
+    longest of all, so that they are encoded one by one.
+
+    Args:
+        model: The encoder.
+        columns: Its inputs, one for each column.
+    """
+    if not _joinable(columns):
+        # Copied, because modules of sentence-transformers write into their input.
+        return [model(dict(column))["sentence_embedding"] for column in columns]
+    embeddings: Tensor = model(_join_columns(columns))["sentence_embedding"]
+    return list(torch.split(embeddings, [len(column["cu_seq_lens_q"]) - 1 for column in columns]))
+
+
+def packed(column: Features) -> bool:
+    """Return whether the sequences of a column are packed without padding."""
+    return "cu_seq_lens_q" in column
+
+
+def _join_columns(columns: Sequence[Features]) -> Features:
+    joined = dict(columns[0])
+    for name in RUNS:
+        if name in joined and name != "seq_idx":
+            joined[name] = torch.cat([column[name] for column in columns], dim=1)
+    tokens = texts = 0
+    bounds, numbers = [columns[0]["cu_seq_lens_q"][:1]], []
+    for column in columns:
+        bounds.append(column["cu_seq_lens_q"][1:] + tokens)
+        numbers.append(column["seq_idx"] + texts)
+        tokens += column["input_ids"].shape[1]
+        texts += len(column["cu_seq_lens_q"]) - 1
+    joined["seq_idx"] = torch.cat(numbers, dim=1)
+    joined["cu_seq_lens_q"] = joined["cu_seq_lens_k"] = torch.cat(bounds)
+    return joined | {name: max(column[name] for column in columns) for name in LONGEST}
+
+
+def _joinable(columns: Sequence[Features]) -> bool:
+    """Return whether columns are packed and equal in all inputs that joining does not combine."""
+    if not all(map(packed, columns)):
+        return False
+    combined = {*RUNS, *BOUNDS, *LONGEST}
+    rest = [{name: value for name, value in column.items() if name not in combined} for column in columns]
+    return all(other == rest[0] for other in rest)

@@ -1,9 +1,10 @@
-"""What is a dataset worth now? Train on it for a few steps, look at the dev sets, go back."""
+"""Influence by trial: train on a dataset for a few steps, measure dev, roll back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,32 +13,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
-from mixfluence.influence.learner import Learner
+from mixfluence.influence.learner import Learner, refuse_without_moments
 from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.preserve import learning_rate, memory_named, surroundings, way_back
 from mixfluence.influence.reptile import Displacement
 from mixfluence.influence.settings import Probe, Reptile
-from mixfluence.influence.snapshot import Snapshot
-from mixfluence.influence.steps import FrozenAdam
+from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
+
+# Fraction of the maximum learning rate below which `floored` probes do not go.
+MIN_RATE = 0.5
 
 
 class Prober:
-    """Measures influences, and leaves everything bit for bit as it was unless a Reptile step was asked for.
+    """Measures influences. Without Reptile, probing has no side effects: everything is restored bit by bit.
 
     Cost of a round, in training steps of the same batch: datasets x inner steps for probes, and
-    (datasets + 1) x targets / 3 for looking. Memory in parameter sizes: 1 for the snapshot, 2 more with
-    inherited state, 1 more with Reptile. Processes that share out the datasets divide the probes and the looks after
-    them; what they found is summed up once, at the end.
+    (datasets + 1) x targets / 3 for dev evaluations. Memory in parameter sizes: 1 for the snapshot, 2 more with
+    inherited state, 1 more with Reptile. Several processes divide the datasets and exchange results once, at the end.
 
     Args:
-        learner: What is being trained.
+        learner: The model in training.
         probe: How to probe.
-        metric: What is measured on dev.
-        reptile: Follow the probes by a part of the way; None to throw them away.
+        metric: The metric on dev.
+        reptile: How to follow the probes; None to discard them.
 
     Attributes:
-        memory: What the last round needed on the device beyond training, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes.
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
@@ -49,7 +51,7 @@ class Prober:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
-    @memory_named("strategy.probe", "keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
+    @explain_out_of_memory("strategy.probe", "keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
     def measure(
         self,
         datasets: Sequence[int],
@@ -59,37 +61,32 @@ class Prober:
         seed: int,
         spread: float = math.inf,
     ) -> Influences:
-        """Probe datasets one after another.
+        """Probe datasets one after another; see `Meter.measure` for the arguments.
 
-        Args:
-            datasets: Which ones. With none, only the dev sets are looked at.
-            batches: Returns a dataset's batches, one per step. Without any, its influence is exactly zero.
-            dev: The rows of every target, the same before and after every probe.
-            seed: Decides dropout, the same at step s of every probe.
-            spread: Spread of the influences one round ago, infinite if there was none; see `Displacement`.
+        A probe takes one step per batch; without batches its influence is exactly zero.
 
         Raises:
-            RecipeError: If the memory of the device is not enough; then everything is as it was before.
+            RecipeError: If the device runs out of memory; everything is restored before.
         """
         if not datasets:
-            with surroundings(self._learner.modules):
-                return self._gather(datasets, dev, self._agreed(self._look(dev)), [])
+            with preserve_rng_and_modes(self._learner.modules):
+                return self._gather(datasets, dev, self._agreed(self._evaluate(dev)), [])
         optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
-        with surroundings(self._learner.modules):
+        with preserve_rng_and_modes(self._learner.modules):
             snapshot = self._snapshot(inherited)
             follow = self._displacement(snapshot, spread)
             self.memory = (snapshot.bytes + (follow.bytes if follow else 0)) / _bytes(self._parameters)
-            before = self._agreed(self._look(dev))
+            before = self._agreed(self._evaluate(dev))
             own = []
             for dataset in datasets[self._learner.rank :: self._learner.world]:
-                with way_back(snapshot):
+                with snapshot.restored():
                     self._train(stepper, batches(dataset), seed)
-                    own.append(self._look(dev))
+                    own.append(self._evaluate(dev))
                     if follow:
                         gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
                         follow.add(self._parameters, gain)
-            after = self._gather_looks(len(datasets), before, own)
+            after = self._exchange(len(datasets), before, own)
         if follow and self._reptile:
             if self._learner.world > 1:
                 follow.merge(self._learner)
@@ -100,7 +97,7 @@ class Prober:
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
         self._learner.modules.train()
         optimizer = self._learner.optimizer
-        with learning_rate(optimizer, self._probe.learning_rate):
+        with _learning_rate(optimizer, self._probe.learning_rate):
             for number, batch in enumerate(batches):
                 torch.manual_seed(seed + number)
                 try:
@@ -110,37 +107,37 @@ class Prober:
                     optimizer.zero_grad()
 
     @torch.no_grad()
-    def _look(self, dev: Sequence[DevBatch]) -> list[Tensor]:
+    def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
         self._learner.modules.eval()
-        # Zero, or not a number if some parameter is none: the metric may not read the parameter that broke.
+        # 0, or NaN if any parameter is NaN: the metric may not depend on the parameter that diverged.
         health = 0 * torch.stack(torch._foreach_norm(self._parameters)).sum()
-        return [value + health for value in self._metric.look(self._learner.model, dev)]
+        return [value + health for value in self._metric.evaluate(self._learner.model, dev)]
 
-    def _agreed(self, looks: list[Tensor]) -> list[Tensor]:
-        return [self._learner.agree(values) for values in looks]
+    def _agreed(self, evals: list[Tensor]) -> list[Tensor]:
+        return [self._learner.agree(values) for values in evals]
 
-    def _gather_looks(self, datasets: int, before: list[Tensor], own: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Return what was seen after every dataset's probe, wherever it ran."""
+    def _exchange(self, datasets: int, before: list[Tensor], own: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Return the values after every dataset's probe, whichever process ran it."""
         rank, world = self._learner.rank, self._learner.world
         if world == 1:
-            return [self._agreed(looks) for looks in own]
+            return [self._agreed(evals) for evals in own]
         queries = [len(values) for values in before]
         seen = before[0].new_zeros(datasets, sum(queries))
         if own:
-            seen[rank::world] = torch.stack([torch.cat(looks) for looks in own]).to(seen)
+            seen[rank::world] = torch.stack([torch.cat(evals) for evals in own]).to(seen)
         return [list(torch.split(row, queries)) for row in self._learner.total(seen)]
 
     def _gather(
         self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
     ) -> Influences:
         targets = [batch.target for batch in dev]
-        first, *others = _to_host([before, *after])
+        first, *others = _to_cpu([before, *after])
         return gather(datasets, targets, first, others, self._sign)
 
     def _snapshot(self, inherited: bool) -> Snapshot:
         buffers = self._learner.modules.buffers()
         optimizer = self._learner.optimizer if inherited else None
-        return Snapshot([*self._parameters, *buffers], optimizer, on_host=self._probe.snapshot == "cpu")
+        return Snapshot([*self._parameters, *buffers], optimizer, on_cpu=self._probe.snapshot == "cpu")
 
     def _displacement(self, snapshot: Snapshot, spread: float) -> Displacement | None:
         if self._reptile is None:
@@ -150,18 +147,90 @@ class Prober:
 
 
 def relative_rate(optimizer: Optimizer) -> float:
-    """Return the learning rate in parts of the one that the schedule takes for its greatest."""
+    """Return the learning rate as a fraction of the schedule's maximum."""
     group = optimizer.param_groups[0]
-    greatest = float(group.get("initial_lr", group["lr"]))
-    return float(group["lr"]) / greatest if greatest else 0.0
+    maximum = float(group.get("initial_lr", group["lr"]))
+    return float(group["lr"]) / maximum if maximum else 0.0
 
 
-def _to_host(looks: Sequence[list[Tensor]]) -> list[list[NDArray[np.float64]]]:
-    """Return what was seen at every look, by one copy: a device makes the host wait for each."""
-    values = [value for look in looks for value in look]
+class FrozenAdam:
+    """Adam's step without momentum, with fixed second moments.
+
+    With momentum, nine tenths of a first step continue the direction of training, whatever the dataset. Without it,
+    the whole step is determined by the dataset, at the scale that Adam has learned for each weight. The state of the
+    optimizer is only read, so that a snapshot need not include it. Weight decay, which is the same for all datasets,
+    is omitted.
+
+    Args:
+        optimizer: The optimizer of the run, of the Adam family.
+
+    Raises:
+        RecipeError: If it has no second moments, or not yet.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        refuse_without_moments(optimizer)
+        known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
+        if not known:
+            raise RecipeError("momentum-free probes need an optimizer that has taken a step")
+        # Left on the device, to avoid synchronising with it.
+        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known]).unbind()
+        self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self._optimizer.param_groups:
+            decay = group["betas"][1]
+            live, gradients, squares, unbias = self._collect(group["params"], decay)
+            if not live:
+                continue
+            # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
+            # embedding of an unseen token, would otherwise be divided by zero.
+            roots = torch._foreach_mul(squares, decay)
+            torch._foreach_addcmul_(roots, gradients, gradients, value=1 - decay)
+            torch._foreach_sqrt_(roots)
+            torch._foreach_div_(roots, unbias)
+            torch._foreach_add_(roots, group["eps"])
+            torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
+
+    def _collect(
+        self, parameters: list[Tensor], decay: float
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+        live, gradients, squares, unbias = [], [], [], []
+        for parameter in parameters:
+            state = self._optimizer.state.get(parameter, {})
+            if parameter.grad is not None and id(state) in self._counts:
+                live.append(parameter)
+                gradients.append(parameter.grad)
+                squares.append(state["exp_avg_sq"])
+                unbias.append((1 - decay ** (1 + self._counts[id(state)])).sqrt())
+        return live, gradients, squares, unbias
+
+
+@contextmanager
+def _learning_rate(optimizer: Optimizer, wanted: Literal[current, floored] | float) -> Iterator[None]:
+    """Set the learning rate of probes within the block."""
+    usual = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group, rate in zip(optimizer.param_groups, usual, strict=True):
+            if wanted == "floored":
+                group["lr"] = max(rate, MIN_RATE * group.get("initial_lr", rate))
+            elif wanted != "current":
+                group["lr"] = wanted
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, usual, strict=True):
+            group["lr"] = rate
+
+
+def _to_cpu(evals: Sequence[list[Tensor]]) -> list[list[NDArray[np.float64]]]:
+    """Copy all values to the CPU at once, because every copy waits for the device."""
+    values = [value for one in evals for value in one]
     flat = torch.cat([value.double() for value in values]).cpu().numpy()
     parts = iter(np.split(flat, np.cumsum([len(value) for value in values])[:-1]))
-    return [[next(parts) for _ in look] for look in looks]
+    return [[next(parts) for _ in one] for one in evals]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

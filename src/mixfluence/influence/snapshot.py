@@ -1,31 +1,34 @@
-"""Tensors and an optimizer as they were, to go back to exactly."""
+"""Exact restoration after a trial: tensors, optimizer state, random states and module modes."""
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from mixfluence.errors import RecipeError
 
 
 class Snapshot:
-    """A copy of parameters, and of an optimizer's state if one is given.
+    """A copy of parameters and, optionally, of the state of an optimizer.
 
-    Restoring writes into the tensors in place, so that nothing that refers to them notices.
+    Restoring writes into the tensors in place, so that references to them stay valid.
 
     Args:
         tensors: Parameters and buffers.
-        optimizer: Copied too if given: a step through it changes moments and step counts.
-        on_host: Keep the copy in the host's memory; slower, and free on the device.
+        optimizer: Copied too if given: its steps change moments and step counts.
+        on_cpu: Keep the copy in CPU memory; slower, but needs no memory on the device.
     """
 
-    def __init__(
-        self, tensors: Sequence[Tensor], optimizer: Optimizer | None = None, *, on_host: bool = False
-    ) -> None:
-        self._on_host = on_host
+    def __init__(self, tensors: Sequence[Tensor], optimizer: Optimizer | None = None, *, on_cpu: bool = False) -> None:
+        self._on_cpu = on_cpu
         self._optimizer = optimizer
         self._count = len(tensors)
         self._live = list(tensors)
@@ -36,7 +39,7 @@ class Snapshot:
         self._kept = [self._copy(tensor) for tensor in self._live]
         self._pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for live, kept in zip(self._live, self._kept, strict=True):
-            # By kind: tensors of several kinds in one call are copied one by one, a kernel for each.
+            # Grouped by device and type: torch copies mixed lists one by one, with a kernel for each tensor.
             for tensors, tensor in zip(self._pairs[live.device, live.dtype], (live, kept), strict=True):
                 tensors.append(tensor)
 
@@ -47,14 +50,14 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Size of the copy as far as it is on the device of what it is a copy of."""
+        """Size of the copies that are on the same device as their originals."""
         return sum(k.nbytes for k, live in zip(self._kept, self._live, strict=True) if k.device == live.device)
 
     def restore(self) -> None:
         """Write everything back."""
         with torch.no_grad():
             for live, kept in self._pairs.values():
-                torch._foreach_copy_(live, kept, non_blocking=self._on_host)
+                torch._foreach_copy_(live, kept, non_blocking=self._on_cpu)
         if self._optimizer is None:
             return
         for parameter in list(self._optimizer.state):
@@ -63,8 +66,58 @@ class Snapshot:
             else:
                 del self._optimizer.state[parameter]
 
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore at the end of the block, also after an error."""
+        try:
+            yield
+        finally:
+            self.restore()
+
     def _copy(self, tensor: Tensor) -> Tensor:
-        if not self._on_host:
+        if not self._on_cpu:
             return tensor.detach().clone()
         kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return kept.copy_(tensor.detach(), non_blocking=True)
+
+
+@contextmanager
+def preserve_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of every module at the end of the block; some may be in eval mode on purpose."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def preserve_rng_and_modes(modules: nn.Module) -> Iterator[None]:
+    """Restore random states and module modes at the end of the block."""
+    # We draw only from torch, but a loss or a metric may draw from the others.
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    try:
+        with preserve_modes(modules), torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+@contextmanager
+def explain_out_of_memory(section: str, remedy: str) -> Iterator[None]:
+    """Turn an out-of-memory error into one that names the recipe keys to lower.
+
+    There is no retry with a smaller batch: it has fewer negatives and would measure something else.
+
+    Args:
+        section: The section of the recipe that configures the measurement.
+        remedy: What else helps.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        sizes = f"{section}.batch_size or {section}.dev_batch_size"
+        raise RecipeError(f"out of memory while measuring datasets: lower {sizes}, or {remedy}") from error

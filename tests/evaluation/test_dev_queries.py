@@ -1,8 +1,8 @@
-"""Dev queries are ranked as an evaluation would rank them, few of them, and come back from their file.
+"""Dev queries are ranked as in an evaluation, and their files round-trip.
 
-- Ranks and margins are those of the cosines; NDCG@10 is that of `evaluate`.
-- Prompts of the dataset count, the rows after the first thousand do not, and neither do hard negatives.
-- What is written reads back, whatever dataset and texts are called; what is damaged is refused.
+- Ranks and margins are those of the cosines; NDCG@10 equals that of `evaluate`.
+- Prompts of the dataset are used; rows after the first thousand and hard negatives are not.
+- Files are read as written, for any dataset name and text; damaged ones are refused.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, MixfluenceError
-from mixfluence.evaluation.dev_queries import DevQuery, read_dev_queries, write_dev_queries
-from mixfluence.evaluation.dev_ranks import LONGEST_TEXT, MOST_ROWS, look_at_dev, rank_queries
+from mixfluence.evaluation.dev_queries import (
+    MAX_CHARACTERS,
+    MAX_ROWS,
+    DevQuery,
+    rank_dev_sets,
+    rank_queries,
+    read_dev_queries,
+    write_dev_queries,
+)
 from mixfluence.evaluation.retrieval import evaluate
 from tests.conftest import row_set
 
@@ -58,16 +65,16 @@ def test_embeddings_that_are_not_numbers_are_refused(
 ) -> None:
     model = make_static()
     next(model.parameters()).data.fill_(torch.nan)
-    with pytest.raises(MixfluenceError, match="tiny: the embeddings are not finite"):
+    with pytest.raises(MixfluenceError, match=r"^tiny: "):
         rank_queries(model, task)
 
 
 def test_only_the_first_rows_and_only_their_positives_are_ranked(
     make_static: Callable[[], SentenceTransformer], tmp_path: Path
 ) -> None:
-    rows = [Row(f"w{i % 190} w{i % 7}", f"w{i % 190} w{i % 11}", negatives=["w199"]) for i in range(MOST_ROWS)]
+    rows = [Row(f"w{i % 190} w{i % 7}", f"w{i % 190} w{i % 11}", negatives=["w199"]) for i in range(MAX_ROWS)]
     late = [Row("w198", "w198", negatives=["w197"])]
-    look_at_dev(make_static(), {"dev": row_set(*rows, *late)}, NO_PROMPTS, tmp_path)
+    rank_dev_sets(make_static(), {"dev": row_set(*rows, *late)}, NO_PROMPTS, tmp_path)
     name, found = read_dev_queries(tmp_path / "dev.jsonl")
     assert name == "dev"
     assert [query.query for query in found] == list(dict.fromkeys(row.anchor for row in rows))
@@ -82,7 +89,7 @@ def test_a_datasets_prompts_count_before_those_of_the_model(
     model = make_static()
 
     def margins(**prompts: tuple[str | None, str | None]) -> list[float]:
-        look_at_dev(model, {"dev": rows}, prompts, tmp_path)
+        rank_dev_sets(model, {"dev": rows}, prompts, tmp_path)
         return [query.margin for query in read_dev_queries(tmp_path / "dev.jsonl")[1]]
 
     bare, prompted = margins(dev=(None, None)), margins(dev=("w1 w2 ", "w4 w5 w6 "))
@@ -92,11 +99,11 @@ def test_a_datasets_prompts_count_before_those_of_the_model(
     assert margins(dev=("", "")) == bare
 
 
-def test_long_texts_are_cut(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
+def test_long_texts_are_truncated(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
     rows = row_set(Row("w1 " * 200, "w2 " * 200), Row("w3", "w4"))
-    look_at_dev(make_static(), {"dev": rows}, NO_PROMPTS, tmp_path)
+    rank_dev_sets(make_static(), {"dev": rows}, NO_PROMPTS, tmp_path)
     first, second = read_dev_queries(tmp_path / "dev.jsonl")[1]
-    assert LONGEST_TEXT - 2 <= len(first.query) == len(first.positive) <= LONGEST_TEXT + 1
+    assert MAX_CHARACTERS - 2 <= len(first.query) == len(first.positive) <= MAX_CHARACTERS + 1
     assert first.query.endswith("w1…")
     assert (second.query, second.positive, second.other) == ("w3", "w4", first.positive)
 
@@ -114,10 +121,10 @@ def test_a_damaged_file_is_refused_with_its_line(tmp_path: Path) -> None:
     good = json.dumps(asdict(DevQuery("q", "p", "o", 1, 2, 0.1, 1.0)))
     for bad in ("[1", '{"query": "q"}', "7", good.replace("0.1", '"x"')):
         path.write_text(f"{good}\n{bad}\n", encoding="utf-8")
-        with pytest.raises(DataError, match=r"dev\.jsonl:2: not a line of dev queries"):
+        with pytest.raises(DataError, match=r"dev\.jsonl:2: "):
             read_dev_queries(path)
     path.write_text("", encoding="utf-8")
-    with pytest.raises(DataError, match="holds no queries"):
+    with pytest.raises(DataError, match=r"dev\.jsonl: "):
         read_dev_queries(path)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"absent\.jsonl: "):
         read_dev_queries(tmp_path / "absent.jsonl")

@@ -1,12 +1,11 @@
-"""A momentum-free step.
+"""Momentum-free steps.
 
-- It is the next step of Adam without momentum and without decay, from the second moments as they are: by hand, and by
-  torch's own AdamW. A second step starts from the same moments.
-- Nothing of the optimizer's state is written; learning rates and betas are those of each group, at the time of the
-  step.
-- A parameter without state or without gradient is not moved, and no weight is moved further than Adam without momentum
-  could, not even one whose gradient was zero so far.
-- An optimizer without second moments, or with others than Adam's, is refused, also before its first step.
+- A step equals the next step of Adam without momentum and weight decay, computed by hand and by torch's AdamW. A
+  second step uses the same second moments.
+- The optimizer's state is not changed; learning rates and betas are those of each group at the time of the step.
+- A parameter without state or gradient is not moved, and no weight is moved further than by Adam without momentum, not
+  even one whose gradient was zero so far.
+- An optimizer without Adam's second moments is refused, also before its first step.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 from transformers.optimization import Adafactor
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence.steps import FrozenAdam, refuse_without_moments
+from mixfluence.influence import refuse_without_moments
+from mixfluence.influence.probe import FrozenAdam
 
 
 def parameters(*sizes: int) -> list[nn.Parameter]:
@@ -167,7 +167,7 @@ def test_an_optimizer_without_second_moments_is_refused(momentum: float) -> None
     optimizer = torch.optim.SGD(live, lr=0.1, momentum=momentum)
     set_gradients(live, 0)
     optimizer.step()
-    with pytest.raises(RecipeError, match=r"such as AdamW, found SGD$"):
+    with pytest.raises(RecipeError, match="SGD"):
         FrozenAdam(optimizer)
 
 
@@ -177,7 +177,7 @@ def test_second_moments_that_are_not_adams_are_refused() -> None:
     set_gradients(live, 0)
     optimizer.step()
     assert "exp_avg_sq" in optimizer.state[live[0]]
-    with pytest.raises(RecipeError, match=r"such as AdamW, found Adafactor$"):
+    with pytest.raises(RecipeError, match="Adafactor"):
         FrozenAdam(optimizer)
 
 
