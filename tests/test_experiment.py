@@ -17,7 +17,8 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.assembly import read_guides, read_rows, read_selection_tasks, read_task
+from mixfluence.assembly import read_guides, read_selection_tasks
+from mixfluence.data.formats import read_rows, read_task
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation

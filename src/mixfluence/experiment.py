@@ -19,11 +19,11 @@ from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from mixfluence.assembly import check_host, read_guides, read_rows, read_task, reading_notes
+from mixfluence.assembly import check_host, read_guides
 from mixfluence.clustering import partition
 from mixfluence.config.samplers import CrispSection
-from mixfluence.data.mixture import Mixture
-from mixfluence.data.overlap import Overlap, without_overlap
+from mixfluence.data.formats import read_rows, read_task, reading_notes
+from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import write_weights

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mixfluence.config.samplers import CrispSection, StaticSection
-from mixfluence.config.sources import Source, check_defaults, fill_sources
 from mixfluence.config.strategy import Strategy
+from mixfluence.data.formats import Source, check_defaults, fill_sources
 from mixfluence.schema import LARGEST, Count, PathLike, Positive, Section
 
 # Samplers that cannot work without a dev set.

@@ -14,8 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from mixfluence.config.parts import BARE_VALUES
-from mixfluence.config.sources import FORMATS
 from mixfluence.config.strategy import RULES
+from mixfluence.data.formats import FORMATS
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE

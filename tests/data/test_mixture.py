@@ -30,22 +30,22 @@ def test_order_and_sizes_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("datasets", "message"),
+    ("datasets", "named"),
     [
         ([], "at least one dataset"),
-        ([("tiny", Dataset.from_dict({"q": [], "p": []}))], "tiny: the dataset is empty"),
+        ([("tiny", Dataset.from_dict({"q": [], "p": []}))], "tiny: "),
         ([("tiny", row_set())], "tiny: the dataset is empty"),
-        ([("same", row_set(Row("q", "p"))), ("same", row_set(Row("r", "s")))], "two datasets are called 'same'"),
-        ([("  ", row_set(Row("q", "p")))], "needs a name, found '  '"),
-        ([(7, row_set(Row("q", "p")))], "needs a name, found 7"),
-        ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: found the columns 'query'"),
-        ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .* an anchor and a positive"),
-        ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: found a number in column 'p'"),
-        ([("blank", Dataset.from_dict({"q": ["q", " "], "p": ["", "p"]}))], "blank: .*2 of 2 rows without text"),
+        ([("same", row_set(Row("q", "p"))), ("same", row_set(Row("r", "s")))], "'same'"),
+        ([("  ", row_set(Row("q", "p")))], "'  '"),
+        ([(7, row_set(Row("q", "p")))], "7"),
+        ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: .*'query'"),
+        ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .*'label'"),
+        ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: .*'p'"),
+        ([("blank", Dataset.from_dict({"q": ["q", " "], "p": ["", "p"]}))], "blank: .*2 of 2 rows"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], named: str) -> None:
+    with pytest.raises(DataError, match=named):
         Mixture(datasets)
 
 

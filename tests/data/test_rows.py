@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixfluence.data.halves import guiding_half
+from mixfluence.data.retrieval import guiding_half
 from mixfluence.data.rows import Row, RowSet, join
 from tests.conftest import row_set
 

@@ -20,9 +20,8 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mixfluence.data.layout import Tokeniser
 from mixfluence.data.rows import Row
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set

@@ -13,9 +13,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from mixfluence.data.layout import Tokeniser
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.influence import DevBatch, Metric, Probe
 from mixfluence.influence.metrics import info_nce_metric

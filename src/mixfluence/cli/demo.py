@@ -45,7 +45,8 @@ def demo(
 ) -> None:
     """Adapt an encoder to a library's documentation on this machine and show what each sampler gives."""
     prepare()
-    from mixfluence.assembly import build_model, read_task
+    from mixfluence.assembly import build_model
+    from mixfluence.data.formats import read_task
     from mixfluence.data.weights import read_weights
     from mixfluence.experiment import evaluate_tasks, run
     from mixfluence.recipe_yaml import find_recipe, load_recipe

@@ -41,7 +41,8 @@ def evaluate(
     """Score runs or models on test sets, per dataset and per query."""
     parsed = _recipe(systems, recipe, overrides or [])
     prepare()
-    from mixfluence.assembly import build_model, read_task
+    from mixfluence.assembly import build_model
+    from mixfluence.data.formats import read_task
     from mixfluence.experiment import evaluate_bm25, evaluate_tasks
     from mixfluence.report.tables import score_table
 

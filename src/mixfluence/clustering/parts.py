@@ -16,7 +16,7 @@ from mixfluence.clustering.embeddings import Embedder, Matrix, Points
 from mixfluence.clustering.merging import merge
 from mixfluence.clustering.tree import Nodes, Tree, grow
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import SCHEMA, Piece, RowSet, cache_root
+from mixfluence.data.rows import RowSet, Subset, arrow_schema, cache_root
 from mixfluence.files import replacing
 
 logger = logging.getLogger(__name__)
@@ -77,14 +77,14 @@ class Part:
             # Which rows of which content: that names the result, and is cheaper than reading the text again.
             digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
             digest.update(members.tobytes())
-            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), pieces=self._pieces(members))
+            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), subsets=self._subsets(members))
 
-    def _pieces(self, members: NDArray[np.int64]) -> tuple[Piece, ...]:
+    def _subsets(self, members: NDArray[np.int64]) -> tuple[Subset, ...]:
         """Return the rows of a cluster, which rise, by dataset."""
         starts = np.cumsum([0, *self.datasets.sizes.values()])[:-1]
         parts = np.split(members, np.searchsorted(members, starts[1:]))
         datasets = zip(self.datasets.values(), parts, starts, strict=True)
-        return tuple(Piece(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
+        return tuple(Subset(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
 
 
 def _cluster(
@@ -112,5 +112,5 @@ def _grow_files(points: Points, tree: Path, leaves: Path, *, levels: int, branch
 
 def _same_types(rows: Dataset) -> Dataset:
     """Return rows with the types all datasets have; a user's own may have wider scores."""
-    features = Features.from_arrow_schema(SCHEMA)
+    features = Features.from_arrow_schema(arrow_schema())
     return rows if rows.features == features else rows.cast(features)

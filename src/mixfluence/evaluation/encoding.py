@@ -6,7 +6,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.texts import tokenise_texts
+from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 
 

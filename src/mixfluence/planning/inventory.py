@@ -12,7 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mixfluence.config.sources import FileSource, Source
+from mixfluence.data.formats import Source
+from mixfluence.data.source import FileSource
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.recipe import ModelSection, Recipe
 
@@ -74,7 +75,7 @@ def _published(sources: Mapping[str, Source]) -> dict[str, int]:
 
 
 def _half(name: str, rows: RowSet) -> int:
-    from mixfluence.data.halves import guiding_half
+    from mixfluence.data.retrieval import guiding_half
 
     return len(guiding_half(name, rows))
 
@@ -95,7 +96,7 @@ def _read(source: Source) -> RowSet:
     # Before anything heavy is imported: a plan without data should come at once.
     if isinstance(source, FileSource) and not source.path.exists():
         raise DataError(f"{source.path}: no such file or folder")
-    from mixfluence.assembly import read_rows
+    from mixfluence.data.formats import read_rows
 
     return read_rows(source)
 

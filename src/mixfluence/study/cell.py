@@ -78,7 +78,8 @@ def _train(cell: Cell, gpus: int, *, resume: bool) -> None:
 
 def _test(cell: Cell) -> None:
     """Write a run folder of a model that was not trained: recipe, scores and record."""
-    from mixfluence.assembly import build_model, read_task
+    from mixfluence.assembly import build_model
+    from mixfluence.data.formats import read_task
     from mixfluence.experiment import evaluate_bm25, evaluate_tasks
 
     recipe, folder = cell.recipe, cell.folder

@@ -12,8 +12,7 @@ from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from mixfluence.data.layout import TokenLayout
-from mixfluence.data.tokens import TokenisedRows
+from mixfluence.data.tokens import TokenisedRows, TokenLayout
 from mixfluence.training.packing import Packing
 
 

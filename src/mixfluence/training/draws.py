@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from mixfluence.data.tokenising import Prompts
+from mixfluence.data.tokenize import Prompts
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.strategies import Strategy

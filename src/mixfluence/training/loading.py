@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from mixfluence.data.layout import Tokeniser
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
-from mixfluence.data.tokenising import tokenise
+from mixfluence.data.tokenize import Tokeniser, tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.training.batches import Collator, MixtureRows, PlacedLoader
 from mixfluence.training.draws import prompts_of
