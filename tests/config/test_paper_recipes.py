@@ -216,5 +216,5 @@ def test_another_strategy_is_a_word_away(name: str, overrides: list[str]) -> Non
 
 def test_paths_are_named_by_format(tmp_path: Path) -> None:
     recipe = load_recipe(RECIPES / "mldr13.yaml", [f"defaults.path={tmp_path}/{{format}}"], files_may_be_missing=True)
-    assert recipe.train["ar"].path == tmp_path / "bge_m3"  # type: ignore[union-attr]
-    assert recipe.test["ar"].path == tmp_path / "mldr"  # type: ignore[union-attr]
+    assert recipe.train["ar"].path == tmp_path / "bge_m3"  # type: ignore[attr-defined]
+    assert recipe.test["ar"].path == tmp_path / "mldr"  # type: ignore[attr-defined]

@@ -62,4 +62,4 @@ def test_pairs_follow_their_source(tmp_path: Path) -> None:
 
 def test_mldr_knows_its_splits(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"split: .*'validation'"):
-        MldrSource(format="mldr", path=tmp_path, language="ar", split="validation")  # type: ignore[arg-type]
+        MldrSource(path=tmp_path, language="ar", split="validation")

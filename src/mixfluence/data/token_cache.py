@@ -70,7 +70,7 @@ def in_parallel(count: int, work: Callable[[int], Chunk]) -> DataLoader[Chunk]:
         batch_size=None,
         num_workers=workers if parallel else 0,
         multiprocessing_context="fork" if parallel else None,
-        collate_fn=work,  # runs in the workers
+        collate_fn=work,  # type: ignore[arg-type]  # called in the workers, with a number
         worker_init_fn=_disable_tokenizer_threads,
         # Its own generator, so that filling the cache does not change the dropout masks of the run.
         generator=torch.Generator(),

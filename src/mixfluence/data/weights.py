@@ -50,7 +50,7 @@ def replayed_weights(run: Path, which: Literal["final", "average"]) -> dict[str,
     """
     path = run / {"final": WEIGHTS_FILE, "average": TRACE_FILE}[which]
     if not path.is_file():
-        raise DataError(f"{run}: not the folder of a finished run, {path.name} is missing")
+        raise DataError(f"{run}: has no {path.name}, expected the folder of a finished run")
     return read_weights(path) if which == "final" else _average_weights(path)
 
 
