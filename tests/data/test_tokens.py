@@ -1,11 +1,11 @@
 """The token cache.
 
-- A batch read from it equals the host's `preprocess` of the same texts, padded on either side or flat, with prompts
-  and with lengths that cut.
-- Text is tokenised once: a second run asks the tokenizer only how it behaves.
+- A batch read from it equals sentence-transformers' `preprocess` of the same texts, padded on either side or
+  flat, with prompts and with truncation.
+- Text is tokenised once: a second run only probes the tokenizer.
 - Equal rows share a folder however they are stored; another prompt, length or tokenizer has its own.
-- Of many who need a folder at once one builds it.
-- An interrupted build leaves nothing that looks complete; what a killed one leaves is deleted a day later.
+- If several processes need a folder, one builds it.
+- An interrupted build leaves no complete folder; the files of a killed one are deleted a day later.
 - Short lists of negatives repeat; a row without any borrows from the batch and never gets its own positive.
 - Teacher scores stay with their passages; a wrong number of them is an error.
 - Equal texts have equal keys on both sides.
@@ -77,7 +77,7 @@ def assert_equal_features(found: dict[str, Any], expected: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("prompts", [Prompts(), PROMPTS])
-def test_a_batch_from_the_cache_is_the_hosts(model: SentenceTransformer, prompts: Prompts) -> None:
+def test_a_batch_from_the_cache_equals_preprocess(model: SentenceTransformer, prompts: Prompts) -> None:
     tokenised = tokenise(row_set(*ROWS), Tokeniser(model), prompts)
     for rows in (np.arange(24), np.array([5, 17, 2]), np.array([3])):
         anchors = features(tokenised.queries, tokenised.anchors[rows].tolist())
@@ -215,7 +215,7 @@ def test_a_folder_that_another_process_finished_first_is_taken(make_static: Make
     assert folders() == {folder}
 
 
-def test_of_many_who_need_a_folder_at_once_one_builds_it() -> None:
+def test_one_of_several_builds_a_folder() -> None:
     built: list[Path] = []
 
     def build(folder: Path) -> None:

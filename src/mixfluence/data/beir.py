@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -126,8 +126,8 @@ def _splits(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
 def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
     """Return the task that these files contain."""
     grades = read_grades(files.qrels)
-    queries = _read_texts(files.queries, _query_text, {query for query, _ in grades})
-    return make_task(name, files.qrels[0], grades, queries, _read_texts(files.corpus, _passage_text))
+    queries = _read_texts(files.queries, {query for query, _ in grades})
+    return make_task(name, files.qrels[0], grades, queries, _read_texts(files.corpus, titled=True))
 
 
 def make_task(
@@ -148,8 +148,8 @@ def make_task(
 
 def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
     grades = read_grades(files.qrels)
-    queries = _read_texts(files.queries, _query_text, {query for query, _ in grades})
-    passages = _read_texts(files.corpus, _passage_text, {passage for _, passage in grades})
+    queries = _read_texts(files.queries, {query for query, _ in grades})
+    passages = _read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
     grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
     _note_empty(files.queries[0], "queries without text", queries, notes)
     _note_empty(files.corpus[0], "judged passages without text", passages, notes)
@@ -239,14 +239,15 @@ def _grade(score: Any) -> int | None:
 
 
 def _read_texts(
-    files: Sequence[Path], text_of: Callable[[dict[str, Any], str], str], wanted: Collection[str] | None = None
+    files: Sequence[Path], wanted: Collection[str] | None = None, *, titled: bool = False
 ) -> dict[str, str]:
     texts: dict[str, str] = {}
     for where, record in (found for file in files for found in read_objects(file)):
         id = _id(record, where, "_id" if "_id" in record or "id" not in record else "id")
         if wanted is not None and id not in wanted:
             continue
-        text = text_of(record, where)
+        title = text_field(record, "title", where) if titled and record.get("title") is not None else ""
+        text = f"{title} {text_field(record, 'text', where)}".strip()
         if texts.setdefault(id, text) != text:
             raise DataError(f"{where}: the id '{id}' already exists with another text")
     return texts
@@ -257,12 +258,3 @@ def _id(record: dict[str, Any], where: str, column: str) -> str:
     if isinstance(id, bool) or not isinstance(id, str | int):
         raise DataError(f"{where}: found {kind(id)} as '{column}', expected text or a whole number")
     return str(id)
-
-
-def _query_text(record: dict[str, Any], where: str) -> str:
-    return text_field(record, "text", where).strip()
-
-
-def _passage_text(record: dict[str, Any], where: str) -> str:
-    title = "" if record.get("title") is None else text_field(record, "title", where)
-    return f"{title} {text_field(record, 'text', where)}".strip()
