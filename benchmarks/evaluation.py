@@ -16,7 +16,7 @@ from pathlib import Path
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from mixfluence import load_encoder
-from mixfluence.data.beir import read_beir_retrieval
+from mixfluence.data.beir import BeirSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.evaluation.retrieval import evaluate
 
@@ -27,7 +27,7 @@ def union(folders: list[Path]) -> RetrievalSet:
     A copy of a relevant passage is relevant too: two domains share passages, and which of two equal scores comes first
     is chance.
     """
-    tasks = [read_beir_retrieval(folder, "test", folder.name) for folder in folders]
+    tasks = [BeirSource(path=folder, split="test").read_task(folder.name) for folder in folders]
     copies: dict[str, list[str]] = defaultdict(list)
     for task in tasks:
         for key, text in zip(task.doc_ids, task.docs, strict=True):

@@ -25,7 +25,7 @@ DATASETS, BATCH, DRAWS = 32, 256, 20_000
 
 def write_cache(folder: Path, rows: int, number: int) -> None:
     """Write a tokenised dataset of rows that share no text."""
-    from mixfluence.data.layout import TokenLayout
+    from mixfluence.data.tokens import TokenLayout
 
     folder.mkdir(parents=True)
     layout = asdict(TokenLayout(True, 0, False, [], {}))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from mixfluence.assembly import build_model
 from numpy.typing import NDArray
 
-from mixfluence.assembly import build_model, read_rows
 from mixfluence.clustering.embeddings import Embedder
-from mixfluence.config.sources import Source
+from mixfluence.data.formats import Source, read_rows
 from mixfluence.recipe_yaml import find_recipe, load_recipe
 
 

@@ -17,7 +17,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.data.reading import read_rows, read_task
+from mixfluence.data.formats import read_rows, read_task
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation
@@ -185,7 +185,7 @@ def test_rows_that_ask_a_test_query_are_dropped_and_listed(
 def test_rows_that_ask_a_test_query_stop_a_run_that_says_so(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path, ["overlap=refuse"])
     leak(recipe)
-    with pytest.raises(DataError, match="big: 1 training rows ask a test query"):
+    with pytest.raises(DataError, match="big: 1 training rows"):
         run(recipe)
 
 

@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 from mixfluence.cli import app
 from mixfluence.cli.recipes import check_folder
-from mixfluence.config.sources import BeirSource, FileSource, PydocsSource
+from mixfluence.data.beir import BeirSource
+from mixfluence.data.pydocs import PydocsSource
+from mixfluence.data.source import FileSource
 from mixfluence.errors import RecipeError
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
 from mixfluence.strategies import Static

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixfluence.attention import shape_free_attention
-from mixfluence.data.layout import Side, Task, Tokeniser
+from mixfluence.data.tokenize import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import MixfluenceError
 from mixfluence.influence.snapshot import preserve_modes

@@ -20,11 +20,9 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence.build import Pool, build_trainer, check_training_arguments, stage_folder
-from mixfluence.data.halves import guiding_half, selecting_half
-from mixfluence.data.mixture import Mixture
-from mixfluence.data.overlap import Overlap, without_overlap
-from mixfluence.data.reading import read_rows, read_task, reading_notes
-from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.formats import read_rows, read_task, reading_notes
+from mixfluence.data.mixture import Mixture, Overlap, without_overlap
+from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError

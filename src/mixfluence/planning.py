@@ -24,7 +24,7 @@ from mixfluence.run_folder import TRACE_FILE, read_trace
 from mixfluence.strategies import Stage, Static, Strategy
 
 if TYPE_CHECKING:
-    from mixfluence.config.sources import Source
+    from mixfluence.data.formats import Source
 
 # A stage trained against a reference model: one more forward pass, and the reference's parameters.
 AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
@@ -326,9 +326,9 @@ def _count(sources: Mapping[str, Source], given: Mapping[str, int], *, halves: b
 def _read_count(name: str, source: Source, halves: bool) -> int:
     # Before anything heavy is imported: a plan without data should be quick.
     if not source.on_disk:
-        raise DataError(f"{getattr(source, 'path', name)}: no such file or folder")
-    from mixfluence.data.halves import guiding_half
-    from mixfluence.data.reading import read_rows
+        raise DataError(f"{source.location}: no such file or folder")
+    from mixfluence.data.formats import read_rows
+    from mixfluence.data.retrieval import guiding_half
 
     rows = read_rows(source)
     return len(guiding_half(name, rows) if halves else rows)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from mixfluence.config.sources import Source, check_defaults, fill_sources
+from mixfluence.data.formats import Source, check_defaults, fill_sources
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 

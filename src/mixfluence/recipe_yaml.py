@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from mixfluence.config.sources import FORMATS
+from mixfluence.data.formats import FORMATS
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE

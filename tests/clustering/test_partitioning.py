@@ -22,10 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixfluence.clustering import Partition, partition
-from mixfluence.data.layout import Tokeniser
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row, RowSet, cache_root, convert_content
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.run_folder import read_trace
 from mixfluence.strategies.crisp import CRISP

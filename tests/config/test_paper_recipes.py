@@ -13,12 +13,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from sentence_transformers import SentenceTransformer
-
 from mixfluence.assembly import training_arguments
 from mixfluence.config.parts import InitialSection
 from mixfluence.config.samplers import StaticSection
 from mixfluence.config.strategy import InfDDSSection
+from sentence_transformers import SentenceTransformer
+
 from mixfluence.data.bge_m3 import published_sources
 from mixfluence.paper import read_table
 from mixfluence.planning import plan_run
@@ -216,5 +216,5 @@ def test_another_strategy_is_a_word_away(name: str, overrides: list[str]) -> Non
 
 def test_paths_are_named_by_format(tmp_path: Path) -> None:
     recipe = load_recipe(RECIPES / "mldr13.yaml", [f"defaults.path={tmp_path}/{{format}}"], files_may_be_missing=True)
-    assert recipe.train["ar"].path == tmp_path / "bge_m3"  # type: ignore[union-attr]
-    assert recipe.test["ar"].path == tmp_path / "mldr"  # type: ignore[union-attr]
+    assert recipe.train["ar"].path == tmp_path / "bge_m3"  # type: ignore[attr-defined]
+    assert recipe.test["ar"].path == tmp_path / "mldr"  # type: ignore[attr-defined]

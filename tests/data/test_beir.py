@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
 from mixfluence.errors import DataError
+from tests.data.readers import read_beir_rows, read_beir_task
 
 MakeFolder = Callable[..., Path]
 
@@ -118,16 +118,16 @@ def test_forms_of_judgements_read_the_same(make_folder: MakeFolder, qrels: str) 
 
 
 @pytest.mark.parametrize(
-    ("qrels", "message"),
+    ("qrels", "place"),
     [
         ("q1\td2\t1\nq2\td3\thigh", r"train\.tsv:2: found the score 'high', expected a whole number"),
-        ("q1\td2\t1\nq2\td3\t0.5", r"train\.tsv:2: found the score '0.5'"),
-        ("q1\td2\t1\nq2\td3", r"train\.tsv:2: found 2 columns"),
-        ("q1\td2\t1\nq2\td3\ra\t1", r"train\.tsv:2: not a line of tab-separated columns"),
+        ("q1\td2\t1\nq2\td3\t0.5", r"train\.tsv:2: .*'0.5'"),
+        ("q1\td2\t1\nq2\td3", r"train\.tsv:2: .*2 columns"),
+        ("q1\td2\t1\nq2\td3\ra\t1", r"train\.tsv:2: "),
     ],
 )
-def test_a_bad_judgement_names_file_and_line(make_folder: MakeFolder, qrels: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_a_bad_judgement_names_file_and_line(make_folder: MakeFolder, qrels: str, place: str) -> None:
+    with pytest.raises(DataError, match=place):
         read_beir_rows(make_folder(PASSAGES, QUERIES, qrels), "train")
 
 
@@ -135,9 +135,10 @@ def test_unknown_ids_are_noted_while_few_and_refused_when_many(make_folder: Make
     rows = read_beir_rows(make_folder(MANY_PASSAGES, MANY_QUERIES, [("PLAIN-2", "n1", 1), *MANY]), "train")
     assert len(rows) == 30
     (note,) = rows.notes
-    assert "left out 1 of 31 judgements of an unknown query or passage, such as query 'PLAIN-2'" in note
+    assert "1 of 31 judgements" in note
+    assert "'PLAIN-2'" in note
     folder = make_folder(MANY_PASSAGES, MANY_QUERIES, [("PLAIN-2", "n1", 1), *MANY, ("m0", "gone", 1)])
-    with pytest.raises(DataError, match=r"\(6\.2%\), such as query 'PLAIN-2', passage 'gone'; expected at most 5%"):
+    with pytest.raises(DataError, match=r"train\.tsv: .*query 'PLAIN-2', passage 'gone'"):
         read_beir_rows(folder, "train")
 
 
@@ -147,54 +148,54 @@ def test_empty_queries_and_positives_are_left_out_with_notes(make_folder: MakeFo
     qrels = [("q1", "d5", 2), ("q1", "d1", 1), ("q2", "d5", 1), ("q4", "d1", 1)]
     rows = read_beir_rows(make_folder(passages, queries, qrels), "train")
     assert list(rows.rows["positive"]) == ["Title  one"]
-    assert any("1 of 3 queries without text, such as 'q4'" in note for note in rows.notes)
-    assert any("1 of 2 judged passages without text, such as 'd5'" in note for note in rows.notes)
+    assert any("1 of 3 queries" in note and "'q4'" in note for note in rows.notes)
+    assert any("1 of 2 judged passages" in note and "'d5'" in note for note in rows.notes)
 
 
 def test_ids_that_are_numbers_are_read_as_text(make_folder: MakeFolder) -> None:
     folder = make_folder([{"_id": 7, "text": "seven"}], [{"_id": 7, "text": "7?"}], [("7", "7", 1)])
     assert pairs(folder) == [("7?", "seven")]
-    task = read_beir_retrieval(folder, "train", "numbers")
+    task = read_beir_task(folder, "train", "numbers")
     assert (task.query_ids, task.doc_ids, task.qrels) == (["7"], ["7"], {"7": {"7": 1}})
 
 
 @pytest.mark.parametrize(
-    ("passage", "message"),
+    ("passage", "place"),
     [
-        (["d1"], r"corpus\.jsonl:2: found a list, expected an object with '_id' and 'text'"),
-        ({"text": "x"}, r"corpus\.jsonl:2: found no value as '_id'"),
-        ({"_id": True, "text": "x"}, r"corpus\.jsonl:2: found true or false as '_id'"),
+        (["d1"], r"corpus\.jsonl:2: "),
+        ({"text": "x"}, r"corpus\.jsonl:2: .*'_id'"),
+        ({"_id": True, "text": "x"}, r"corpus\.jsonl:2: .*'_id'"),
         ({"_id": "d2"}, r"corpus\.jsonl:2: found no value as 'text', expected text"),
-        ({"_id": "d2", "title": 3, "text": "x"}, r"corpus\.jsonl:2: found a number as 'title'"),
-        ({"_id": "d1", "text": "other"}, r"corpus\.jsonl:2: the id 'd1' came before with another text"),
+        ({"_id": "d2", "title": 3, "text": "x"}, r"corpus\.jsonl:2: .*'title'"),
+        ({"_id": "d1", "text": "other"}, r"corpus\.jsonl:2: .*'d1'"),
     ],
 )
-def test_a_bad_passage_names_file_line_and_field(make_folder: MakeFolder, passage: Any, message: str) -> None:
+def test_a_bad_passage_names_file_line_and_field(make_folder: MakeFolder, passage: Any, place: str) -> None:
     folder = make_folder([{"_id": "d1", "text": "one"}, passage], QUERIES, [("q1", "d1", 1), ("q1", "d2", 1)])
-    for read in (lambda: read_beir_rows(folder, "train"), lambda: read_beir_retrieval(folder, "train", "x")):
-        with pytest.raises(DataError, match=message):
+    for read in (lambda: read_beir_rows(folder, "train"), lambda: read_beir_task(folder, "train", "x")):
+        with pytest.raises(DataError, match=place):
             read()
 
 
 def test_a_missing_split_lists_those_that_are_there(make_folder: MakeFolder) -> None:
     make_folder(PASSAGES, QUERIES, QRELS, split="test", zipped=True)
     folder = make_folder(PASSAGES, QUERIES, QRELS, split="dev")
-    with pytest.raises(DataError, match=r"no split 'train' \(train\.tsv\), found: dev, test"):
+    with pytest.raises(DataError, match=r"qrels: .*'train'.*dev, test"):
         read_beir_rows(folder, "train")
     (folder / "corpus.jsonl").unlink()
     (folder / "corpus.jsonl.gz").unlink()
-    with pytest.raises(DataError, match=r"expected corpus\.jsonl or corpus\.jsonl\.gz"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl"):
         read_beir_rows(folder, "dev")
 
 
 def test_a_split_without_positives_is_refused(make_folder: MakeFolder) -> None:
-    with pytest.raises(DataError, match="no training row"):
+    with pytest.raises(DataError, match=r"train\.tsv: contains no training rows"):
         read_beir_rows(make_folder(PASSAGES, QUERIES, [("q1", "d1", 0)]), "train")
 
 
 def test_retrieval_keeps_the_corpus_whole_and_zero_grades(make_folder: MakeFolder) -> None:
     passages = [{"_id": "d0", "title": "", "text": " "}, *PASSAGES]
-    task = read_beir_retrieval(make_folder(passages, QUERIES, QRELS), "train", "tiny")
+    task = read_beir_task(make_folder(passages, QUERIES, QRELS), "train", "tiny")
     assert task.name == "tiny"
     assert (task.query_ids, task.queries) == (["q2", "q1", "q3"], ["second?", "first?", "third?"])
     assert task.doc_ids == ["d0", "d1", "d2", "d3", "d4"]
@@ -207,13 +208,13 @@ def test_retrieval_counts_a_query_whose_passages_are_unknown(
 ) -> None:
     folder = make_folder(MANY_PASSAGES, [*MANY_QUERIES, *QUERIES], [*MANY, ("q1", "gone", 1)])
     with caplog.at_level(logging.WARNING, logger="mixfluence.data.beir"):
-        task = read_beir_retrieval(folder, "train", "many")
+        task = read_beir_task(folder, "train", "many")
     assert task.query_ids[-1] == "q1"
     assert task.qrels["q1"] == {}
     assert len(task.query_ids) == 31
-    assert "left out 1 of 31 judgements" in caplog.text
+    assert "1 of 31 judgements" in caplog.text
     (note,) = task.notes
     assert note.startswith("many: ")
-    assert "left out 1 of 31 judgements" in note
-    with pytest.raises(DataError, match="judgements of an unknown query or passage"):
-        read_beir_retrieval(make_folder(PASSAGES, QUERIES, [("q1", "gone", 1)]), "train", "few")
+    assert "1 of 31 judgements" in note
+    with pytest.raises(DataError, match=r"train\.tsv: .*'gone'"):
+        read_beir_task(make_folder(PASSAGES, QUERIES, [("q1", "gone", 1)]), "train", "few")

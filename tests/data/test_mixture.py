@@ -1,9 +1,12 @@
-"""The pool of training datasets.
+"""The mixture of training datasets, and its overlap with test queries.
 
 - Order and sizes are kept, whether datasets come as a mapping or as pairs.
-- An empty pool or dataset, a bad or repeated name and a missing column are errors that name the dataset.
+- An empty mixture or dataset, a bad or repeated name and a missing column are errors that name the dataset.
 - Any `datasets.Dataset` is taken by position; equal rows have equal fingerprints however they are stored.
 - Rows that have the right shape already are taken as they are.
+- Training queries that are test queries are found whatever their case and spacing, and nothing else is.
+- Dropping them removes exactly those rows, changes the fingerprint of their datasets and leaves the others alone.
+- Refusing names the dataset and shows examples; a dataset with no rows left is an error.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import Row, fingerprint, rows_in_memory
+from mixfluence.data.mixture import EXAMPLES, Mixture, find_overlap, without_overlap
+from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
 from mixfluence.errors import DataError
 from tests.conftest import row_set
 
@@ -30,22 +33,22 @@ def test_order_and_sizes_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("datasets", "message"),
+    ("datasets", "named"),
     [
         ([], "at least one dataset"),
-        ([("tiny", Dataset.from_dict({"q": [], "p": []}))], "tiny: the dataset is empty"),
+        ([("tiny", Dataset.from_dict({"q": [], "p": []}))], "tiny: "),
         ([("tiny", row_set())], "tiny: the dataset is empty"),
-        ([("same", row_set(Row("q", "p"))), ("same", row_set(Row("r", "s")))], "two datasets are called 'same'"),
-        ([("  ", row_set(Row("q", "p")))], "needs a name, found '  '"),
-        ([(7, row_set(Row("q", "p")))], "needs a name, found 7"),
-        ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: found the columns 'query'"),
-        ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .* an anchor and a positive"),
-        ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: found a number in column 'p'"),
-        ([("blank", Dataset.from_dict({"q": ["q", " "], "p": ["", "p"]}))], "blank: .*2 of 2 rows without text"),
+        ([("same", row_set(Row("q", "p"))), ("same", row_set(Row("r", "s")))], "'same'"),
+        ([("  ", row_set(Row("q", "p")))], "'  '"),
+        ([(7, row_set(Row("q", "p")))], "7"),
+        ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: .*'query'"),
+        ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .*'label'"),
+        ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: .*'p'"),
+        ([("blank", Dataset.from_dict({"q": ["q", " "], "p": ["", "p"]}))], "blank: .*2 of 2 rows"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], named: str) -> None:
+    with pytest.raises(DataError, match=named):
         Mixture(datasets)
 
 
@@ -87,3 +90,61 @@ def test_remarks_name_the_dataset_they_are_about() -> None:
     mixture = Mixture({"first": labelled, "second": labelled})
     for name, dataset in mixture.items():
         assert dataset.notes == (f"{name}: ignored the columns 'label'",)
+
+
+def asking(*anchors: str) -> RowSet:
+    dataset = rows_in_memory(Row(anchor, f"answer to {anchor}") for anchor in anchors)
+    return RowSet(dataset, fingerprint(dataset), ("a note",))
+
+
+@pytest.fixture
+def mixture() -> Mixture:
+    return Mixture({"faq": asking("What is  IR?", "who am i", "WHAT IS IR?"), "clean": asking("what is", "ir?")})
+
+
+TEST_QUERIES = {"trec": ["what is\tir? ", "unasked"], "beir": ["answer to ir?"]}
+
+
+def test_overlap_ignores_case_and_spacing_and_nothing_else(mixture: Mixture) -> None:
+    (overlap,) = find_overlap(mixture, TEST_QUERIES["trec"])
+    assert (overlap.dataset, overlap.rows) == ("faq", (0, 2))
+    assert overlap.anchors == ("What is  IR?", "WHAT IS IR?")
+    assert find_overlap(mixture, ["what isir?", "what", ""]) == []
+
+
+def test_drop_takes_out_exactly_those_rows(mixture: Mixture) -> None:
+    kept, overlaps = without_overlap(mixture, TEST_QUERIES, "drop")
+    assert [overlap.rows for overlap in overlaps] == [(0, 2)]
+    assert list(kept) == list(mixture)
+    assert list(kept["faq"].rows["anchor"]) == ["who am i"]
+    assert list(kept["faq"].rows["positive"]) == ["answer to who am i"]
+    assert kept["faq"].notes == ("a note",)
+    assert kept["clean"] is mixture["clean"]
+
+
+def test_the_fingerprint_says_which_rows_are_left(mixture: Mixture) -> None:
+    queries: list[list[str]] = [[], ["what is ir?"], ["who am i"], ["who am i"]]
+    found = [without_overlap(mixture, {"t": asked}, "drop")[0].fingerprints["faq"] for asked in queries]
+    assert found[0] == mixture.fingerprints["faq"]
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+
+
+def test_refuse_names_dataset_and_examples_but_not_all_of_them(mixture: Mixture) -> None:
+    with pytest.raises(DataError, match=r"^faq: 2 training rows .*\('What is  IR\?'; 'WHAT IS IR\?'\)$"):
+        without_overlap(mixture, TEST_QUERIES, "refuse")
+    many = Mixture({"many": asking(*(f"query {number}" for number in range(50)), "own")})
+    with pytest.raises(DataError, match="many: 50 training rows") as caught:
+        without_overlap(many, {"test": [f"query {number}" for number in range(50)]}, "refuse")
+    assert str(caught.value).count("'query") == EXAMPLES
+
+
+def test_refuse_lets_a_clean_mixture_pass(mixture: Mixture) -> None:
+    kept, overlaps = without_overlap(mixture, {"test": ["something else"]}, "refuse")
+    assert overlaps == []
+    assert kept.fingerprints == mixture.fingerprints
+
+
+def test_a_dataset_of_which_nothing_is_left_is_an_error(mixture: Mixture) -> None:
+    with pytest.raises(DataError, match="clean: "):
+        without_overlap(mixture, {"test": ["What is", "IR?"]}, "drop")

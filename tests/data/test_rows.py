@@ -1,4 +1,4 @@
-"""Row sets of several parts: joined, and cut down without forgetting them."""
+"""Row sets with parts, joined and selected from, and dev sets split in halves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixfluence.data.halves import guiding_half
+from mixfluence.data.retrieval import guiding_half, retrieval_from_rows, selecting_half
 from mixfluence.data.rows import Row, RowSet, join
+from mixfluence.errors import DataError
 from tests.conftest import row_set
 
 
@@ -44,3 +45,19 @@ def test_halves_of_a_set_keep_its_parts(parts: dict[str, int]) -> None:
     half = guiding_half("dev", RowSet(rows.rows, rows.fingerprint, (), parts))
     assert list(half.parts) == list(parts)
     assert sum(half.parts.values()) == (len(half) if parts else 0)
+
+
+def test_the_half_of_a_query_depends_on_its_text_alone() -> None:
+    dev = numbered(0, 12)
+    guiding = ["q0", "q2", "q3", "q7", "q9", "q10", "q11"]
+    selecting = ["q1", "q4", "q5", "q6", "q8"]
+    assert list(guiding_half("dev", dev).rows["anchor"]) == guiding
+    assert selecting_half(retrieval_from_rows("dev", dev)).queries == selecting
+    assert list(guiding_half("dev", numbered(2, 2)).rows["anchor"]) == ["q2", "q3"]
+
+
+def test_a_dev_set_without_a_second_half_is_an_error() -> None:
+    with pytest.raises(DataError, match="small: "):
+        guiding_half("small", numbered(4, 3))
+    with pytest.raises(DataError, match="small: too small to be split in two halves"):
+        selecting_half(retrieval_from_rows("small", numbered(2, 2)))

@@ -18,11 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data.layout import Tokeniser
-from mixfluence.data.rows import Piece, Row, RowSet, cache_root, fingerprint
-from mixfluence.data.selected import SelectedRows
-from mixfluence.data.tokenising import Prompts, tokenise
-from mixfluence.data.tokens import TokenisedRows, TokenTable
+from mixfluence.data.rows import Row, RowSet, Subset, cache_root, fingerprint
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
+from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenTable
 from tests.conftest import row_set
 
 MakeModel = Callable[[], SentenceTransformer]
@@ -39,9 +37,9 @@ CUTS = st.tuples(*(st.sets(st.integers(0, len(whole) - 1)) for whole in WHOLES))
 
 def cut(places: Sequence[set[int]]) -> RowSet:
     pairs = zip(WHOLES, places, strict=True)
-    pieces = [Piece(whole, np.array(sorted(chosen), np.int64)) for whole, chosen in pairs if chosen]
-    rows = concatenate_datasets([piece.whole.rows.select(piece.places) for piece in pieces])
-    return RowSet(rows, fingerprint(rows), pieces=tuple(pieces))
+    subsets = [Subset(whole, np.array(sorted(chosen), np.int64)) for whole, chosen in pairs if chosen]
+    rows = concatenate_datasets([subset.whole.rows.select(subset.places) for subset in subsets])
+    return RowSet(rows, fingerprint(rows), subsets=tuple(subsets))
 
 
 def read(table: TokenTable, numbers: np.ndarray) -> list[list[int]]:

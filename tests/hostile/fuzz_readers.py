@@ -19,15 +19,15 @@ import atheris  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["mixfluence", "yaml"]):
     from mixfluence.data.beir import read_grades
-    from mixfluence.data.columns import RecordReader
-    from mixfluence.data.pairs import _records
+    from mixfluence.data.files import read_records
+    from mixfluence.data.pairs import RecordReader
     from mixfluence.data.weights import read_weights
     from mixfluence.errors import MixfluenceError
     from mixfluence.recipe_yaml import load_recipe
 
 
 def _rows(path: Path) -> None:
-    for _ in RecordReader(path.name, None).rows(_records(path)):
+    for _ in RecordReader(path.name).read([read_records(path)], []):
         pass
 
 

@@ -19,12 +19,11 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import mixfluence
-from mixfluence.data.layout import Tokeniser
-from mixfluence.data.pairs import read_pairs
 from mixfluence.data.rows import cache_root
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.encoders import load_encoder
 from mixfluence.training.checkpoints import seal
+from tests.data.readers import read_pairs
 from tests.hostile.cases_checkpoints import RESUME, unfinished
 from tests.hostile.cases_models import EVIL, PWNED
 from tests.hostile.workplace import Case, run_program, write_workplace

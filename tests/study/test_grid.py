@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from mixfluence.assembly import read_rows
 from mixfluence.config.samplers import StaticSection
-from mixfluence.config.sources import PairsSource
+
+from mixfluence.data.formats import read_rows
+from mixfluence.data.pairs import PairsSource
 from mixfluence.errors import RecipeError
 from mixfluence.study import Cell, build_cells, load_study
 from mixfluence.study.grid import missing_files

@@ -23,9 +23,8 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mixfluence.data.layout import Tokeniser
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.data.tokenising import Prompts, tokenise
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.influence import DevBatch, Metric, Probe
 from mixfluence.influence.metrics import info_nce_metric

@@ -46,7 +46,7 @@ def demo(
     """Adapt an encoder to a library's documentation on this machine and show what each sampler gives."""
     prepare()
     from mixfluence.build import build_model
-    from mixfluence.data.reading import read_task
+    from mixfluence.data.formats import read_task
     from mixfluence.data.weights import read_weights
     from mixfluence.experiment import evaluate_tasks, run
     from mixfluence.recipe_yaml import find_recipe, load_recipe

@@ -42,7 +42,7 @@ def evaluate(
     parsed = _recipe(systems, recipe, overrides or [])
     prepare()
     from mixfluence.build import build_model
-    from mixfluence.data.reading import read_task
+    from mixfluence.data.formats import read_task
     from mixfluence.experiment import evaluate_bm25, evaluate_tasks
     from mixfluence.report.tables import score_table
 

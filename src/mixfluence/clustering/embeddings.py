@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.data.layout import PROBES, Task, Tokeniser
 from mixfluence.data.rows import RowSet, cache_root
-from mixfluence.data.texts import tokenise_unkept
 from mixfluence.data.token_cache import in_parallel
+from mixfluence.data.tokenize import PROBES, Task, Tokeniser, tokenise_unkept
 from mixfluence.embedding import Prepared, TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import replacing
@@ -78,7 +77,8 @@ class Embedder:
         if not missing:
             return
         logger.info("encoding %d rows for clustering", sum(map(len, missing.values())))
-        chunks = iter(in_parallel(_Chunks(list(missing.values()), self._sides)))
+        work = _Chunks(list(missing.values()), self._sides)
+        chunks = iter(in_parallel(len(work), work.__getitem__))
         with self._precision():
             for path, rows in missing.items():
                 with replacing(path) as temporary:

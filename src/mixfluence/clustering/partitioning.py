@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.clustering.embeddings import COLUMNS, Embedder, Matrix, Points, Texts
 from mixfluence.clustering.tree import Nodes, Tree, grow, merge
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import SCHEMA, Piece, RowSet, cache_root
+from mixfluence.data.rows import RowSet, Subset, arrow_schema, cache_root
 from mixfluence.errors import RecipeError
 from mixfluence.files import replacing
 
@@ -158,14 +158,14 @@ class _Clusters:
             # Row numbers and dataset fingerprints identify the rows, without reading their text again.
             digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
             digest.update(members.tobytes())
-            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), pieces=self._pieces(members))
+            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), subsets=self._subsets(members))
 
-    def _pieces(self, members: NDArray[np.int64]) -> tuple[Piece, ...]:
+    def _subsets(self, members: NDArray[np.int64]) -> tuple[Subset, ...]:
         """Split the ascending rows of a cluster by dataset."""
         starts = np.cumsum([0, *self.datasets.sizes.values()])[:-1]
         parts = np.split(members, np.searchsorted(members, starts[1:]))
         datasets = zip(self.datasets.values(), parts, starts, strict=True)
-        return tuple(Piece(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
+        return tuple(Subset(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
 
 
 def _cluster(
@@ -189,7 +189,7 @@ def _cluster(
 
 def _cast(rows: Dataset) -> Dataset:
     """Return rows with the standard column types; a user's own may have wider scores."""
-    features = Features.from_arrow_schema(SCHEMA)
+    features = Features.from_arrow_schema(arrow_schema())
     return rows if rows.features == features else rows.cast(features)
 
 

@@ -1,79 +1,139 @@
-"""Reads queries, a corpus and judgements from files of their own, as BEIR, the hub and mteb publish them.
+"""The format `beir`: queries, a corpus and judgements in separate files, in each of the layouts they are published in.
 
-`mixfluence.data.beir_files` says which layouts there are; a record means the same in all of them.
+- BEIR's archives: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`, each possibly with `.gz`;
+- the hub's `BeIR/<name>` beside a second repository with the judgements, `BeIR/<name>-qrels`;
+- mteb's copies: folders `corpus`, `queries` and `qrels` (or `default`, or `data`) of Parquet files or JSON lines, by
+  split and possibly sharded. Several languages in one repository have a prefix, such as `ar-corpus`.
 
-Judgements of queries or passages that the other two files lack are left out and reported, because
-some published sets have them; above `MAX_DROPPED_SHARE` the folder is refused.
+Some published sets have judgements of queries or passages that do not exist. They are left out and reported; if their
+share exceeds `MAX_DROPPED_SHARE`, the folder is rejected.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from mixfluence.data.beir_files import BeirFiles, find_beir_files
-from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, kind, read_lines, read_records
+from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, kind, read_lines, read_objects, text_field
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
+from mixfluence.data.source import FileSource
 from mixfluence.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-LARGEST_GRADE = 2**31 - 1  # what trec_eval can count with
-# (query id, passage id) -> grade, in the order of the file.
+TABLES = (".parquet", ".jsonl", ".jsonl.gz")
+JUDGEMENTS = (".tsv", ".tsv.gz", *TABLES)
+# train-00000-of-00003 is the first of three shards of train; the hub's own conversion has train/0000.
+SHARD = re.compile(r"-\d+-of-\d+$")
+LARGEST_GRADE = 2**31 - 1  # trec_eval's limit
+# (query id, passage id) -> grade, in file order.
 Grades = dict[tuple[str, str], int]
 
 
-def read_beir_rows(folder: Path, split: str, per: Literal["pair", "query"] = "query") -> RowSet:
-    """Return the training rows of one split: for a task to measure on, prefer `read_beir_retrieval`.
+class BeirSource(FileSource):
+    """A folder in BEIR's layout.
 
-    Only grades above zero make a positive. Queries and positives without text are left out with a note.
+    `per` makes one training row per query, with its highest-graded positive (the first of equals), or one per (query,
+    positive) pair. Positives have a grade above zero. Queries and positives without text are left out with a note. A
+    task has the whole corpus, with empty passages and grades of zero, and queries in the order of judgements.
+    """
+
+    format: Literal["beir"] = "beir"
+    split: str
+    per: Literal["query", "pair"] = "query"
+
+    def read_rows(self) -> RowSet:
+        """Return the training rows of the split, in the order of its judgements."""
+        files = find_beir_files(self.path, self.split)
+        options = {"format": "beir", "per": self.per}
+        paths = [*files.corpus, *files.queries, *files.qrels]
+        return convert_once(paths, options, lambda notes: _rows(files, self.per, notes))
+
+    def read_task(self, name: str) -> RetrievalSet:
+        """Return the split as a task with the whole corpus."""
+        return read_task_files(find_beir_files(self.path, self.split), name)
+
+
+class BeirFiles(NamedTuple):
+    """The files of one split; sharded tables have several, in order."""
+
+    corpus: list[Path]
+    queries: list[Path]
+    qrels: list[Path]
+
+
+def find_beir_files(folder: Path, split: str, prefix: str = "") -> BeirFiles:
+    """Return the files of one split.
 
     Args:
-        folder: Holds the corpus, the queries and the judgements.
-        split: Which judgements.
-        per: "query" gives one row per query, with its highest-graded positive (the first of equals);
-            "pair" gives one row per query and positive. Both keep the order of the judgements.
+        folder: Contains the tables.
+        split: The split of the judgements. If queries or corpus have splits too: this one, or else their only one.
+        prefix: Prefix of mteb's folders in a repository of several sets.
 
     Raises:
-        DataError: If a file is missing or malformed, or too many judgements name unknown ids.
+        DataError: If a table or the split is missing.
     """
-    files = find_beir_files(folder, split)
-    options = {"format": "beir", "per": per}
-    return convert_once([*files.corpus, *files.queries, *files.qrels], options, lambda notes: _rows(files, per, notes))
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    corpus, queries = (_find_texts(folder, f"{prefix}{table}", split) for table in ("corpus", "queries"))
+    return BeirFiles(corpus, queries, _find_judgements(folder, split, prefix))
 
 
-def read_beir_retrieval(folder: Path, split: str, name: str) -> RetrievalSet:
-    """Return one split as a task with the whole corpus: for training rows, prefer `read_beir_rows`.
+def _find_texts(folder: Path, table: str, split: str) -> list[Path]:
+    for file in (folder / f"{table}.jsonl", folder / f"{table}.jsonl.gz"):
+        if file.is_file():
+            return [file]
+    splits = _splits(folder / table, TABLES)
+    if split in splits:
+        return splits[split]
+    if len(splits) != 1:
+        found = f"found the splits {', '.join(sorted(splits))}" if splits else "found neither"
+        raise DataError(f"{folder}: expected {table}.jsonl or {table}.jsonl.gz, or a folder {table} in it, {found}")
+    return next(iter(splits.values()))
 
-    Queries come in the order of the judgements, grades of zero included. Passages without text stay.
-    Judgements that are left out are logged as warnings.
-    """
-    return read_task_files(find_beir_files(folder, split), name)
+
+def _find_judgements(folder: Path, split: str, prefix: str) -> list[Path]:
+    places = [folder / f"{prefix}qrels", folder / "default", folder / "data", folder.with_name(f"{folder.name}-qrels")]
+    found: set[str] = set()
+    for place in places:
+        splits = _splits(place, JUDGEMENTS)
+        if split in splits:
+            return splits[split]
+        found |= splits.keys()
+    names = ", ".join(sorted(found)) or "none"
+    raise DataError(f"{places[0]}: no split '{split}' ({split}.tsv), found: {names}")
+
+
+def _splits(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Return the files of a folder by split: all shards in Parquet, else one file, plain rather than gzipped."""
+    splits: dict[str, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        ending = next((ending for ending in endings if file.name.endswith(ending)), None)
+        if ending and file.is_file():
+            name = SHARD.sub("", file.name.removesuffix(ending))
+            splits.setdefault(file.parent.name if name.isdecimal() else name, []).append(file)
+    return {
+        name: [file for file in files if file.suffix == ".parquet"] or [min(files, key=lambda file: len(file.name))]
+        for name, files in splits.items()
+    }
 
 
 def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
-    """Return the task that these files make."""
+    """Return the task that these files contain."""
     grades = read_grades(files.qrels)
-    queries = _read_texts(files.queries, _query_text, {query for query, _ in grades})
-    return make_task(name, files.qrels[0], grades, queries, _read_texts(files.corpus, _passage_text))
+    queries = _read_texts(files.queries, {query for query, _ in grades})
+    return make_task(name, files.qrels[0], grades, queries, _read_texts(files.corpus, titled=True))
 
 
 def make_task(
     name: str, qrels: Path, grades: Grades, queries: dict[str, str], passages: dict[str, str]
 ) -> RetrievalSet:
-    """Join texts and judgements to a task; judgements of texts that are not there are left out and noted.
-
-    Args:
-        name: How tables call it.
-        qrels: Where the judgements are from, for messages.
-        grades: The judgements.
-        queries: Id -> text.
-        passages: Id -> text.
-    """
+    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out and logged."""
     notes: list[str] = []
     known = _drop_unknown(grades, queries, passages, qrels, notes)
     named = tuple(f"{name}: {note}" for note in notes)
@@ -88,8 +148,8 @@ def make_task(
 
 def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
     grades = read_grades(files.qrels)
-    queries = _read_texts(files.queries, _query_text, {query for query, _ in grades})
-    passages = _read_texts(files.corpus, _passage_text, {passage for _, passage in grades})
+    queries = _read_texts(files.queries, {query for query, _ in grades})
+    passages = _read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
     grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
     _note_empty(files.queries[0], "queries without text", queries, notes)
     _note_empty(files.corpus[0], "judged passages without text", passages, notes)
@@ -135,51 +195,42 @@ def _note_empty(path: Path, what: str, texts: dict[str, str], notes: list[str]) 
 
 
 def read_grades(files: Sequence[Path]) -> Grades:
-    """Read judgements from tables of three columns or TREC's four, JSON lines or Parquet; of duplicates the last."""
+    """Read tables of three columns or TREC's four, JSON lines or Parquet; of duplicate judgements the last counts."""
     grades: Grades = {}
     for file in files:
-        lines = _table_grades if file.name.endswith((".tsv", ".tsv.gz")) else _record_grades
-        grades.update(lines(file))
+        lines = _table_lines if file.name.endswith((".tsv", ".tsv.gz")) else _record_lines
+        first = True
+        for where, query, passage, score in lines(file):
+            grade = _grade(score)
+            if grade is not None:
+                grades[query, passage] = grade
+            elif not (first and lines is _table_lines):  # a header is a first line without a grade
+                raise DataError(f"{where}: found the score {score!r}, expected a whole number")
+            first = False
     return grades
 
 
-def _table_grades(path: Path) -> Iterator[tuple[tuple[str, str], int]]:
-    first = True
+def _table_lines(path: Path) -> Iterator[tuple[str, str, str, str]]:
     for number, line in read_lines(path):
         if not line or line.isspace():
             continue
-        query, passage, score = _columns(line, f"{path}:{number}")
-        grade = _whole(score)
-        if grade is not None:
-            yield (query, passage), grade
-        elif not first:  # a first line without a grade is the header
-            raise DataError(f"{path}:{number}: found the score '{score}', expected a whole number")
-        first = False
+        where = f"{path}:{number}"
+        try:
+            # Ids that contain a quote are themselves quoted in published files.
+            columns = next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
+        except csv.Error as error:
+            raise DataError(f"{where}: not a line of tab-separated columns ({error})") from error
+        if len(columns) not in (3, 4):  # TREC's second of four columns is unused
+            raise DataError(f"{where}: found {len(columns)} columns, expected query id, passage id and score")
+        yield where, columns[0], columns[-2], columns[-1]
 
 
-def _record_grades(path: Path) -> Iterator[tuple[tuple[str, str], int]]:
-    for where, record in read_records(path):
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: found {kind(record)}, expected an object with query-id, corpus-id and score")
-        grade = _whole(record.get("score"))
-        if grade is None:
-            raise DataError(f"{where}: found the score {record.get('score')!r}, expected a whole number")
-        yield (_id(record, where, "query-id"), _id(record, where, "corpus-id")), grade
+def _record_lines(path: Path) -> Iterator[tuple[str, str, str, Any]]:
+    for where, record in read_objects(path):
+        yield where, _id(record, where, "query-id"), _id(record, where, "corpus-id"), record.get("score")
 
 
-def _columns(line: str, where: str) -> tuple[str, str, str]:
-    """Split a line of three columns, or of TREC's four, whose second says nothing."""
-    try:
-        # Ids that hold a quote are themselves quoted in published files.
-        columns = next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
-    except csv.Error as error:
-        raise DataError(f"{where}: not a line of tab-separated columns ({error})") from error
-    if len(columns) not in (3, 4):
-        raise DataError(f"{where}: found {len(columns)} columns, expected query id, passage id and score")
-    return columns[0], columns[-2], columns[-1]
-
-
-def _whole(score: Any) -> int | None:
+def _grade(score: Any) -> int | None:
     try:
         value = float(score)
     except (TypeError, ValueError, OverflowError):
@@ -188,18 +239,17 @@ def _whole(score: Any) -> int | None:
 
 
 def _read_texts(
-    files: Sequence[Path], text_of: Callable[[dict[str, Any], str], str], wanted: Collection[str] | None = None
+    files: Sequence[Path], wanted: Collection[str] | None = None, *, titled: bool = False
 ) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for where, record in (found for file in files for found in read_records(file)):
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: found {kind(record)}, expected an object with '_id' and 'text'")
+    for where, record in (found for file in files for found in read_objects(file)):
         id = _id(record, where, "_id" if "_id" in record or "id" not in record else "id")
         if wanted is not None and id not in wanted:
             continue
-        text = text_of(record, where)
+        title = text_field(record, "title", where) if titled and record.get("title") is not None else ""
+        text = f"{title} {text_field(record, 'text', where)}".strip()
         if texts.setdefault(id, text) != text:
-            raise DataError(f"{where}: the id '{id}' came before with another text, expected each id once")
+            raise DataError(f"{where}: the id '{id}' already exists with another text")
     return texts
 
 
@@ -208,19 +258,3 @@ def _id(record: dict[str, Any], where: str, column: str) -> str:
     if isinstance(id, bool) or not isinstance(id, str | int):
         raise DataError(f"{where}: found {kind(id)} as '{column}', expected text or a whole number")
     return str(id)
-
-
-def _query_text(record: dict[str, Any], where: str) -> str:
-    return _field(record, "text", where).strip()
-
-
-def _passage_text(record: dict[str, Any], where: str) -> str:
-    title = "" if record.get("title") is None else _field(record, "title", where)
-    return f"{title} {_field(record, 'text', where)}".strip()
-
-
-def _field(record: dict[str, Any], name: str, where: str) -> str:
-    value = record.get(name)
-    if not isinstance(value, str):
-        raise DataError(f"{where}: found {kind(value)} as '{name}', expected text")
-    return value

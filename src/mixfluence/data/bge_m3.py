@@ -1,42 +1,43 @@
-"""Reads BGE-M3's training data: a tree of `<source>/<name>_len-<from>-<to>.jsonl`, plain or gzipped.
+"""The format `bge_m3`: a tree of `<source>/<name>_len-<from>-<to>.jsonl`, plain or gzipped.
 
-A line is `{"query", "pos": [...], "neg": [...]}`, perhaps with `pos_scores` and `neg_scores`, and makes one row, with
-its first positive. The files of one language are one dataset, so that sources are drawn in proportion to their size.
-Rows of one source and length are a part of it, because they make the batches that waste no padding.
+A line is `{"query", "pos": [...], "neg": [...]}`, optionally with `pos_scores` and `neg_scores`, and makes one row
+with its first positive. The files of a language are one dataset, so that sources are drawn in proportion to size.
+Rows of one source and length are a part of it, because batches of them need little padding.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import yaml
 
-from mixfluence.data.columns import RecordReader
 from mixfluence.data.files import read_records
-from mixfluence.data.published import difference
-from mixfluence.data.rows import Row, RowSet, convert_once, join
+from mixfluence.data.pairs import RecordReader
+from mixfluence.data.rows import Row, RowSet, convert_once, count_difference, join
+from mixfluence.data.source import FileSource
 from mixfluence.errors import DataError
 
 PUBLISHED = Path(__file__).with_suffix(".yaml")
 FILE = re.compile(r"(?P<name>.+)_len-(?P<start>\d+)-(?P<end>\d+|inf)\.jsonl(\.gz)?")
-# Rows looked at to tell whether a teacher scored a part: all of a file are, or none.
-ROWS_LOOKED_AT = 100
+# Rows read to tell whether a file has teacher scores: all its rows have them, or none.
+ROWS_CHECKED = 100
 
 
-class Source(NamedTuple):
-    """What was published of a source: its language, its lines, and whether a teacher scored them."""
+class PublishedSource(NamedTuple):
+    """A source as published: its language, its lines, and whether it has teacher scores."""
 
     language: str
     lines: int
     scored: bool
 
 
-class Part(NamedTuple):
-    """Lines of one source whose longest text has at least `start` tokens; ordered as they are read."""
+class LengthGroup(NamedTuple):
+    """Lines of one source whose longest text has at least `start` tokens; sorted in reading order."""
 
     source: str
     start: int
@@ -46,77 +47,76 @@ class Part(NamedTuple):
         return f"{self.source} {self.start}-{self.end}"
 
 
-@cache
-def published_sources() -> dict[str, Source]:
-    """Return every source of BGE-M3 as it was published."""
-    return {name: Source(**facts) for name, facts in yaml.safe_load(PUBLISHED.read_text(encoding="utf-8")).items()}
+class BgeM3Source(FileSource):
+    """One language of BGE-M3's training data, all its sources together.
 
-
-def read_bge_m3(folder: Path, language: str) -> RowSet:
-    """Return the rows of one language, in parts of one source and length each.
-
-    What differs from the published lines is noted. For the dev and test sets of MLDR prefer `read_mldr_rows`.
-
-    Args:
-        folder: The unpacked archive, or a folder that holds it.
-        language: A code such as `en`.
-
-    Raises:
-        DataError: If there is nothing of this language, or a file is malformed.
+    `path` is the unpacked archive or a folder that contains it. Differences from the published data are noted. For
+    MLDR's dev and test sets use the format mldr.
     """
-    wanted = {name: source for name, source in published_sources().items() if source.language == language}
-    if not wanted:
-        known = sorted({source.language for source in published_sources().values()})
-        raise DataError(f"{folder}: BGE-M3 has no language '{language}', it has {', '.join(known)}")
-    files, unknown = _find_files(folder)
-    parts = {part: _read(files[part]) for part in sorted(files) if part.source in wanted}
-    if not parts:
-        raise DataError(f"{folder}: expected files *_len-*.jsonl of {', '.join(wanted)} in it, found none")
-    rows = join({str(part): rows for part, rows in parts.items()})
-    notes = [note for name, source in wanted.items() for note in _compare(name, source, parts)]
-    if unknown and {part.source for part in parts} != wanted.keys():
-        notes.append(f"{folder}: {len(unknown)} files are of no known source, such as {unknown[0]}")
-    return RowSet(rows.rows, rows.fingerprint, (*rows.notes, *notes), rows.parts)
+
+    format: Literal["bge_m3"] = "bge_m3"
+    language: str
+
+    def read_rows(self) -> RowSet:
+        """Return the rows of the language, with a part for each source and length."""
+        published = published_sources()
+        wanted = {name: source for name, source in published.items() if source.language == self.language}
+        if not wanted:
+            known = ", ".join(sorted({source.language for source in published.values()}))
+            raise DataError(f"{self.path}: BGE-M3 has no language '{self.language}', expected one of {known}")
+        files, unknown = _find_files(self.path)
+        groups = {group: _read(files[group]) for group in sorted(files) if group.source in wanted}
+        if not groups:
+            raise DataError(f"{self.path}: expected files *_len-*.jsonl of {', '.join(wanted)} in it, found none")
+        rows = join({str(group): rows for group, rows in groups.items()})
+        notes = [note for name, source in wanted.items() for note in _differences(name, source, groups)]
+        if unknown and {group.source for group in groups} != wanted.keys():
+            notes.append(f"{self.path}: {len(unknown)} files have an unknown source, such as {unknown[0]}")
+        return replace(rows, notes=(*rows.notes, *notes))
 
 
-def _find_files(folder: Path) -> tuple[dict[Part, list[Path]], list[Path]]:
-    """Return the files of every part, and those whose path names no known source."""
-    files: dict[Part, list[Path]] = {}
+@cache
+def published_sources() -> dict[str, PublishedSource]:
+    """Return every source of BGE-M3 as published."""
+    facts = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    return {name: PublishedSource(**source) for name, source in facts.items()}
+
+
+def _find_files(folder: Path) -> tuple[dict[LengthGroup, list[Path]], list[Path]]:
+    """Return the files of every source and length, and those whose path names no known source."""
+    files: dict[LengthGroup, list[Path]] = {}
     unknown = []
     for path in sorted(folder.rglob("*_len-*.jsonl*")):
         match = FILE.fullmatch(path.name)
         source = _source_of(path.relative_to(folder).with_name(match["name"])) if match else None
         if match and source:
-            files.setdefault(Part(source, int(match["start"]), match["end"]), []).append(path)
+            files.setdefault(LengthGroup(source, int(match["start"]), match["end"]), []).append(path)
         else:
             unknown.append(path)
     return files, unknown
 
 
 def _source_of(path: Path) -> str | None:
-    """Return the source whose name stands in a path."""
+    """Return the source whose name is part of the path."""
     names = f"/{path.as_posix()}/".casefold()
     return next((source for source in published_sources() if f"/{source}/".casefold() in names), None)
 
 
 def _read(files: list[Path]) -> RowSet:
-    options = {"format": "bge_m3"}
-    return convert_once(files, options, lambda notes: _rows(files, notes))
+    return convert_once(files, {"format": "bge_m3"}, lambda notes: _rows(files, notes))
 
 
 def _rows(files: list[Path], notes: list[str]) -> Iterator[Row]:
     for file in files:
-        reader = RecordReader(str(file), None, per="query")
-        yield from reader.rows(read_records(file))
-        reader.report(notes)
+        yield from RecordReader(str(file), per="query").read([read_records(file)], notes)
 
 
-def _compare(name: str, source: Source, parts: Mapping[Part, RowSet]) -> Iterator[str]:
-    own = [rows for part, rows in parts.items() if part.source == name]
-    yield from difference(name, "rows", sum(map(len, own)), source.lines)
-    scored = sum(any(rows.rows[:ROWS_LOOKED_AT]["scores"]) for rows in own)
+def _differences(name: str, source: PublishedSource, groups: Mapping[LengthGroup, RowSet]) -> Iterator[str]:
+    own = [rows for group, rows in groups.items() if group.source == name]
+    yield from count_difference(name, "rows", sum(map(len, own)), source.lines)
+    scored = sum(any(rows.rows[:ROWS_CHECKED]["scores"]) for rows in own)
     if scored and not source.scored:
-        yield f"{name}: has teacher scores, though it was published without them"
+        yield f"{name}: has teacher scores, but was published without them"
     elif source.scored and scored < len(own):
         missing = f"{len(own) - scored} of its {len(own)} parts have no teacher scores"
-        yield f"{name}: {missing}, though it was published with them"
+        yield f"{name}: {missing}, but it was published with them"

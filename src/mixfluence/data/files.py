@@ -1,43 +1,40 @@
-"""The low level every reader of data files shares: lines, JSON lines, Parquet, and what may be left out.
-
-Whatever is wrong with a file becomes one `DataError` that names the file and the line.
-"""
+"""Reading data files: lines, JSON lines, tables and Parquet, with errors that name the file and the line."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from mixfluence.errors import DataError
 
-# Real sets hold a few stray ids and empty texts; more of them means the wrong file or column.
+# Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
 RECORDS_PER_READ = 1_000
-# A record has a few long documents at most; a line without end, as in a gzip bomb, would fill the memory.
+# A record has a few long documents at most; a file without line ends would fill the memory.
 LONGEST_LINE = 2**26
 BYTE_ORDER_MARK = "\ufeff"
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 KINDS = {type(None): "no value", bool: "true or false", int: "a number", float: "a number", str: "text"}
 KINDS |= {list: "a list", dict: "an object"}
+# A record's place in its file, for messages, and its value.
+Record = tuple[str, Any]
 
 
 @dataclass
 class Dropped:
-    """Counts what a reader leaves out and keeps the first few of them to show.
+    """Counts what a reader leaves out and keeps a few examples.
 
     Args:
-        source: The file or dataset, as messages call it.
+        source: The file or dataset, as named in messages.
         what: What is left out, in the plural.
         total: How many there were, kept ones included.
     """
@@ -55,7 +52,7 @@ class Dropped:
             self.examples.append(example)
 
     def report(self, notes: list[str], limit: float = 1.0) -> None:
-        """Append a remark if anything was left out; refuse the data if it was a larger share than `limit`."""
+        """Append a note if anything was left out; raise a `DataError` if its share exceeds `limit`."""
         if not self.count:
             return
         amount, examples = f"{self.count} of {self.total} {self.what}", ", ".join(self.examples)
@@ -68,7 +65,7 @@ class Dropped:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Return the file `name` of a folder or, where there is none, its `.gz` form."""
+    """Return the file `name` of a folder, or its `.gz` form if only that exists."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
@@ -80,11 +77,11 @@ def find_file(folder: Path, name: str) -> Path:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number and text of every line of a UTF-8 file, gzipped if its name ends in `.gz`.
 
-    A byte order mark and Windows line ends are removed. For JSON lines prefer `read_jsonl`.
+    A byte order mark and Windows line ends are removed. For JSON lines and tables prefer `read_records`.
     """
     number = 0
     try:
-        with _open(path) as stream:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{path}:{number}: the line is longer than {LONGEST_LINE:,} bytes")
@@ -95,41 +92,41 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: expected a readable file ({error.strerror or error})") from error
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of every line of a JSON lines file, skipping blank lines."""
-    for number, text in read_lines(path):
-        if text and not text.isspace():
-            yield number, _parse_json(text, f"{path}:{number}")
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines.
+
+    Tables need a header. Quotes group text in `.csv` and are ordinary characters in `.tsv`.
+    """
+    match path.name.removesuffix(".gz").rpartition(".")[2]:
+        case "parquet":
+            return _read_parquet(path)
+        case "csv":
+            return _read_table(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+        case "tsv":
+            return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+        case _:
+            return _read_jsonl(path)
 
 
-def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number and content of every row of a Parquet file."""
-    row = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(RECORDS_PER_READ):
-                for record in batch.to_pylist():
-                    row += 1
-                    yield row, record
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a valid Parquet file after row {row} ({reason})") from error
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every record with its place; all must be objects."""
+    for where, record in read_records(path):
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: found {kind(record)}, expected an object")
+        yield where, record
 
 
-def read_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield every record of a Parquet file or, whatever its name, of JSON lines, each after its place for messages."""
-    if path.suffix == ".parquet":
-        return ((f"{path}: row {row}", record) for row, record in read_parquet(path))
-    return ((f"{path}:{number}", record) for number, record in read_jsonl(path))
+def text_field(record: dict[str, Any], name: str, where: str) -> str:
+    """Return a field that must be text."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise DataError(f"{where}: found {kind(value)} as '{name}', expected text")
+    return value
 
 
 def kind(value: Any) -> str:
-    """Return how messages call the type of a value that came from a file."""
+    """Return the type of a value from a file, as named in messages."""
     return KINDS.get(type(value), type(value).__name__)
-
-
-def _open(path: Path) -> BufferedReader | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _decode(line: bytes, where: str, first: bool) -> str:
@@ -142,16 +139,64 @@ def _decode(line: bytes, where: str, first: bool) -> str:
     return text.removeprefix(BYTE_ORDER_MARK) if first else text
 
 
+def _read_jsonl(path: Path) -> Iterator[Record]:
+    for number, text in read_lines(path):
+        if text and not text.isspace():
+            yield f"{path}:{number}", _parse_json(text, f"{path}:{number}")
+
+
 def _parse_json(text: str, where: str) -> Any:
     try:
         value = json.loads(text)
         if SURROGATE_ESCAPE.search(text):
-            # JSON can spell half of a character, which no UTF-8 file can hold and Arrow refuses later.
+            # JSON can escape half a surrogate pair, which UTF-8 cannot encode and Arrow rejects later.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not valid JSON (column {error.colno}: {error.msg})") from error
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: not valid JSON (a \\u escape that is half a character)") from error
+        raise DataError(f"{where}: not valid JSON (a \\u escape is half a character)") from error
     except (RecursionError, ValueError) as error:
         raise DataError(f"{where}: not valid JSON ({error})") from error
     return value
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
+    import pyarrow as pa  # here, because recipes import the formats without data
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(RECORDS_PER_READ):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield f"{path}: row {row}", record
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a valid Parquet file after row {row} ({reason})") from error
+
+
+def _read_table(path: Path, **dialect: Any) -> Iterator[Record]:
+    reader = csv.reader((f"{text}\n" for _, text in read_lines(path)), strict=True, **dialect)
+    try:
+        with _long_fields():
+            header = next(reader, [])
+            if not header or len(set(header)) < len(header):
+                raise DataError(f"{path}:1: found the header {header}, expected distinct column names")
+            for values in filter(None, reader):  # blank lines are empty lists
+                where = f"{path}:{reader.line_num}"
+                if len(values) != len(header):
+                    raise DataError(f"{where}: found {len(values)} columns, expected {len(header)} as in the header")
+                yield where, {name: value or None for name, value in zip(header, values, strict=True)}
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not a valid table ({error})") from error
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Raise the csv module's limit of 131,072 characters a field, which long documents exceed."""
+    before = csv.field_size_limit(LONGEST_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)

@@ -1,25 +1,31 @@
-"""The pool: named datasets in a fixed order, checked before anything is trained on them."""
+"""The training datasets by name, and the removal of rows whose anchor is a test query."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
+import xxhash
 from datasets import Dataset
 
-from mixfluence.data.columns import RecordReader, records_of
-from mixfluence.data.rows import SCHEMA, Row, RowSet, convert_content, fingerprint
+from mixfluence.data.pairs import RecordReader, records_of
+from mixfluence.data.rows import Row, RowSet, convert_content, fingerprint
 from mixfluence.errors import DataError
+
+EXAMPLES = 5
 
 
 class Mixture(Mapping[str, RowSet]):
-    """Ordered name -> rows. Every later vector (weights, influences, counts) is in this order.
+    """Ordered name -> rows. All vectors (weights, influences, counts) are in this order.
 
     Args:
-        datasets: Rows as the readers of this package give them, or any `datasets.Dataset`: its first column
-            is the anchor, its second the positive, further ones negatives, as in sentence-transformers.
+        datasets: Rows of this package's formats, or any `datasets.Dataset`: its first column is the anchor, its
+            second the positive, further ones negatives, as in sentence-transformers.
 
     Raises:
-        DataError: If there is no dataset, or one is empty, has a bad name or a name that another has.
+        DataError: If there are no datasets, or one is empty or has an empty or duplicate name.
     """
 
     def __init__(self, datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]]) -> None:
@@ -29,8 +35,8 @@ class Mixture(Mapping[str, RowSet]):
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"a dataset needs a name, found {name!r}")
             if name in self._datasets:
-                raise DataError(f"two datasets are called {name!r}")
-            self._datasets[name] = as_row_set(name, dataset)
+                raise DataError(f"two datasets are named {name!r}")
+            self._datasets[name] = _row_set(name, dataset)
         if not self._datasets:
             raise DataError("a mixture needs at least one dataset")
 
@@ -50,31 +56,79 @@ class Mixture(Mapping[str, RowSet]):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """A hash of each dataset's content, by which a resumed run knows that nothing has changed."""
+        """A hash of each dataset's content, by which a resumed run checks that nothing has changed."""
         return {name: dataset.fingerprint for name, dataset in self.items()}
 
 
-def as_row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
-    """Return a dataset in the one row shape, converting it if it has other columns."""
+def _row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
+    """Return a dataset as rows, converting it if it has other columns."""
     if len(dataset) == 0:
         raise DataError(f"{name}: the dataset is empty")
     if isinstance(dataset, RowSet):
         return dataset
     content = fingerprint(dataset)
-    if dataset.column_names == SCHEMA.names:
-        _refuse_missing_values(name, dataset)
+    if dataset.column_names == list(Row._fields):
+        for column in Row._fields:
+            if missing := sum(value is None for value in dataset[column]):
+                raise DataError(f"{name}: {missing} of {len(dataset)} rows have no value in the column {column!r}")
         return RowSet(dataset, content)
-
-    def read(notes: list[str]) -> Iterator[Row]:
-        reader = RecordReader(name, None)
-        yield from reader.rows(records_of(name, dataset))
-        reader.report(notes)
-
-    # The name is part of the key because the reader's remarks, kept with the rows, call the dataset by it.
-    return convert_content(f"{name} {content}", read)
+    # The name is part of the key because it occurs in the notes that are stored with the rows.
+    return convert_content(
+        f"{name} {content}", lambda notes: RecordReader(name).read([records_of(name, dataset)], notes)
+    )
 
 
-def _refuse_missing_values(name: str, dataset: Dataset) -> None:
-    for column in SCHEMA.names:
-        if missing := sum(value is None for value in dataset[column]):
-            raise DataError(f"{name}: {missing} of {len(dataset)} rows have no value in the column {column!r}")
+@dataclass(frozen=True)
+class Overlap:
+    """Rows of one training dataset whose anchor is a test query, up to case and spacing."""
+
+    dataset: str
+    rows: tuple[int, ...]
+    anchors: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = "; ".join(map(repr, self.anchors[:EXAMPLES]))
+        return f"{self.dataset}: {len(self.rows)} training rows have a test query as anchor ({shown})"
+
+
+def find_overlap(mixture: Mixture, test_queries: Iterable[str]) -> list[Overlap]:
+    """Return, for each dataset that has any, the rows whose anchor is one of the test queries."""
+    forbidden = {_normalised(query) for query in test_queries}
+    found = []
+    for name, dataset in mixture.items() if forbidden else ():
+        anchors = dataset.rows["anchor"]
+        rows = tuple(row for row, anchor in enumerate(anchors) if _normalised(anchor) in forbidden)
+        if rows:
+            found.append(Overlap(name, rows, tuple(anchors[row] for row in rows)))
+    return found
+
+
+def without_overlap(
+    mixture: Mixture, test_queries: Mapping[str, Iterable[str]], rule: Literal["drop", "refuse"]
+) -> tuple[Mixture, list[Overlap]]:
+    """Return the mixture without rows whose anchor is a test query, and what was removed.
+
+    Args:
+        mixture: The training datasets.
+        test_queries: Queries of each test set.
+        rule: Drop such rows, or raise a `DataError`.
+    """
+    overlaps = find_overlap(mixture, (query for queries in test_queries.values() for query in queries))
+    if overlaps and rule == "refuse":
+        raise DataError("\n".join(map(str, overlaps)))
+    kept = dict(mixture)
+    for overlap in overlaps:
+        kept[overlap.dataset] = _without(overlap.dataset, kept[overlap.dataset], overlap.rows)
+    return Mixture(kept), overlaps
+
+
+def _without(name: str, dataset: RowSet, rows: tuple[int, ...]) -> RowSet:
+    keep = np.delete(np.arange(len(dataset)), rows)
+    if not len(keep):
+        raise DataError(f"{name}: no rows left, every anchor is a test query")
+    left_out = xxhash.xxh3_64_hexdigest(np.array(rows, np.int64).tobytes())
+    return dataset.take(keep.tolist(), f"{dataset.fingerprint}-without-{left_out}")
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.lower().split())

@@ -1,69 +1,61 @@
-"""Reads MLDR, long documents in 13 languages: `mldr-v1.0-<language>/` with a file per split and one for the corpus.
+"""The format `mldr`: long documents in 13 languages, in `mldr-v1.0-<language>/` with a file per split and the corpus.
 
-The judgements of dev and test are in `qrels/qrels.mldr-v1.0-<language>-<split>.tsv`, TREC's four columns or three. The
-Parquet twin in mteb, `MultiLongDocRetrieval`, is read as well; it has tasks to measure on and no training rows.
+The judgements of dev and test are in `qrels/qrels.mldr-v1.0-<language>-<split>.tsv`. mteb's Parquet copy,
+`MultiLongDocRetrieval`, is read as well; it contains tasks but no training rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mixfluence.data.beir import make_task, read_grades, read_task_files
-from mixfluence.data.beir_files import find_beir_files
-from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, find_file, kind, read_records
+from mixfluence.data.beir import find_beir_files, make_task, read_grades, read_task_files
+from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, find_file, kind, read_objects, text_field
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
+from mixfluence.data.source import FileSource
 from mixfluence.errors import DataError
 
 
-def read_mldr_rows(folder: Path, language: str, split: str) -> RowSet:
-    """Return the rows of one split, one per query: its first positive and all its negatives, if it has any.
+class MldrSource(FileSource):
+    """One language of MLDR: rows for training and dev, and tasks with the language's whole corpus.
 
-    For a task to measure on prefer `read_mldr_retrieval`.
-
-    Args:
-        folder: Holds `mldr-v1.0-<language>`.
-        language: A code such as `en`.
-        split: `train`, `dev` or `test`.
-
-    Raises:
-        DataError: If the file is missing or malformed.
+    `path` contains `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`. A row
+    has a query's first positive and all its negatives.
     """
-    file = find_file(_language_folder(folder, language), f"{split}.jsonl")
-    return convert_once([file], {"format": "mldr"}, lambda notes: _rows(file, notes))
 
+    format: Literal["mldr"] = "mldr"
+    language: str
+    split: Literal["train", "dev", "test"]
 
-def read_mldr_retrieval(folder: Path, language: str, split: str, name: str) -> RetrievalSet:
-    """Return one split as a task with the language's whole corpus: for training rows prefer `read_mldr_rows`.
+    def read_rows(self) -> RowSet:
+        """Return the rows of the split, one per query."""
+        file = find_file(self._folder(), f"{self.split}.jsonl")
+        return convert_once([file], {"format": "mldr"}, lambda notes: _rows(file, notes))
 
-    Args:
-        folder: Holds `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`.
-        language: A code such as `en`.
-        split: `dev` or `test`.
-        name: How tables call it.
-    """
-    if (folder / f"{language}-corpus").is_dir():
-        return read_task_files(find_beir_files(folder, split, prefix=f"{language}-"), name)
-    files = _language_folder(folder, language)
-    qrels = find_file(folder / "qrels", f"qrels.mldr-v1.0-{language}-{split}.tsv")
-    queries = _texts(find_file(files, f"{split}.jsonl"), "query_id", "query")
-    return make_task(name, qrels, read_grades([qrels]), queries, _texts(find_file(files, "corpus.jsonl"), "docid"))
+    def read_task(self, name: str) -> RetrievalSet:
+        """Return the split as a task with the language's whole corpus."""
+        if (self.path / f"{self.language}-corpus").is_dir():
+            return read_task_files(find_beir_files(self.path, self.split, prefix=f"{self.language}-"), name)
+        folder = self._folder()
+        qrels = find_file(self.path / "qrels", f"qrels.mldr-v1.0-{self.language}-{self.split}.tsv")
+        queries = _texts(find_file(folder, f"{self.split}.jsonl"), "query_id", "query")
+        passages = _texts(find_file(folder, "corpus.jsonl"), "docid", "text")
+        return make_task(name, qrels, read_grades([qrels]), queries, passages)
 
-
-def _language_folder(folder: Path, language: str) -> Path:
-    found = folder / f"mldr-v1.0-{language}"
-    if not found.is_dir():
-        raise DataError(f"{folder}: expected a folder {found.name} in it, found none")
-    return found
+    def _folder(self) -> Path:
+        folder = self.path / f"mldr-v1.0-{self.language}"
+        if not folder.is_dir():
+            raise DataError(f"{self.path}: expected a folder {folder.name} in it, found none")
+        return folder
 
 
 def _rows(file: Path, notes: list[str]) -> Iterator[Row]:
     dropped = Dropped(str(file), "queries without text or without a positive")
-    for where, record in _objects(file):
+    for where, record in read_objects(file):
         dropped.total += 1
-        query = _text(record, "query", where)
+        query = text_field(record, "query", where).strip()
         positives, negatives = (_passages(record, f"{side}_passages", where) for side in ("positive", "negative"))
         if query and positives:
             yield Row(query, positives[0], negatives)
@@ -73,28 +65,17 @@ def _rows(file: Path, notes: list[str]) -> Iterator[Row]:
 
 
 def _passages(record: dict[str, Any], column: str, where: str) -> list[str]:
-    """Return the passages of a list that have text; no list is an empty one."""
+    """Return the texts of a list of passages, without empty ones; no value is an empty list."""
     passages = record.get(column) or []
     if not isinstance(passages, list) or not all(isinstance(passage, dict) for passage in passages):
         raise DataError(
             f"{where}: found {kind(passages)} as '{column}', expected a list of objects with docid and text"
         )
-    return [text for passage in passages if (text := _text(passage, "text", where))]
+    return [text for passage in passages if (text := text_field(passage, "text", where).strip())]
 
 
-def _texts(file: Path, id: str, text: str = "text") -> dict[str, str]:
-    return {_text(record, id, where): _text(record, text, where) for where, record in _objects(file)}
-
-
-def _objects(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, record in read_records(file):
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: found {kind(record)}, expected an object")
-        yield where, record
-
-
-def _text(record: dict[str, Any], column: str, where: str) -> str:
-    value = record.get(column)
-    if not isinstance(value, str):
-        raise DataError(f"{where}: found {kind(value)} as '{column}', expected text")
-    return value.strip()
+def _texts(file: Path, id: str, text: str) -> dict[str, str]:
+    return {
+        text_field(record, id, where).strip(): text_field(record, text, where).strip()
+        for where, record in read_objects(file)
+    }

@@ -1,47 +1,63 @@
-"""Reads pairs, triplets and longer tuples from `.jsonl`, `.csv`, `.tsv` (each also `.gz`) and `.parquet`."""
+"""The format `pairs`, and the conversion of records (lists and objects of any file) to rows.
+
+Without a column map the shape of a record determines what its texts mean:
+
+- `["anchor", "positive", "negative", ...]`, with or without negatives;
+- `{"set": [...]}` or `{"texts": [...]}`, texts of one meaning: each is paired with the next, so that n texts give
+  n - 1 rows; other columns are ignored;
+- `{"query", "pos", "neg"}` with one or many positives, optionally with `pos_scores` and `neg_scores`;
+- `{"context", "response"}`;
+- any other object by position, as in sentence-transformers: the first column is the anchor, the second the positive,
+  the others are negatives, and columns named like labels or scores are ignored.
+
+A positive column of lists gives one row per element, or one row per record with `per="query"`.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mixfluence.data.columns import ColumnMap, Per, RecordReader
-from mixfluence.data.files import LONGEST_LINE, read_lines, read_records
-from mixfluence.data.rows import Row, RowSet, convert_once
+from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, Record, kind, read_records
+from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once
+from mixfluence.data.source import FileSource
 from mixfluence.errors import DataError
+from mixfluence.schema import WholeNumber
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ColumnMap = Mapping[str, str | list[str]]
+Per = Literal["query", "pair"]
 
 EXTENSIONS = (".jsonl", ".csv", ".tsv", ".jsonl.gz", ".csv.gz", ".tsv.gz", ".parquet")
+SET_COLUMNS = ("set", "texts")
+LABEL_COLUMNS = frozenset({"label", "labels", "score", "scores"})
+LARGEST_SCORE = 3.4e38  # rows store scores as 32-bit floats
 
-# Where a record was found, for messages, and its value.
-Record = tuple[str, Any]
 
+class PairsSource(FileSource):
+    """Pairs, triplets or lists in a jsonl, csv, tsv or parquet file, or in a folder of such files.
 
-def read_pairs(
-    path: Path, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None
-) -> RowSet:
-    """Return the rows of one file or of every file in a folder, in the order of their names.
-
-    Each format gives lists or objects, whose meaning `mixfluence.data.columns` describes. Tables need a
-    header; quotes group text in `.csv` and are ordinary characters in `.tsv`. For queries, passages and
-    judgements in files of their own prefer `read_beir_rows`; for a dataset of the hub, `read_hub`.
-
-    Args:
-        path: A file, or a folder that holds nothing else (hidden files are ignored).
-        columns: Which column is `anchor`, `positive`, `negatives` (one list-valued column or several) and
-            `scores` (a list, one number per passage, positives first). None goes by the shape of the records.
-        per: "pair" gives one row for each positive that a record lists, "query" one per record, with the first.
-        negatives: Most hard negatives a row may keep, the first ones; None keeps all.
-
-    Raises:
-        DataError: If a file is missing, damaged or malformed, or too many rows lack a text.
+    `columns` maps the roles `anchor`, `positive`, `negatives` (one column of lists, or several columns) and `scores`
+    (a list with one number per passage, positives first) to columns. `per` makes one row per positive or per record,
+    `negatives` is the maximum number of hard negatives that a row keeps.
     """
-    files = _find_files(path)
-    options = {"format": "pairs", "columns": columns and dict(columns), "per": per, "negatives": negatives}
-    reader = RecordReader(str(path), columns, per=per, negatives=negatives)
-    return convert_once(files, options, lambda notes: _rows(reader, files, notes))
+
+    format: Literal["pairs"] = "pairs"
+    columns: dict[str, str | list[str]] | None = None
+    per: Per = "pair"
+    negatives: WholeNumber | None = None
+
+    def read_rows(self) -> RowSet:
+        """Return the rows of all files, ordered by file name."""
+        files = _find_files(self.path)
+        options = self.model_dump(include={"format", "columns", "per", "negatives"})
+        reader = RecordReader(str(self.path), self.columns, per=self.per, negatives=self.negatives)
+        return convert_once(files, options, lambda notes: reader.read(map(read_records, files), notes))
 
 
 def _find_files(path: Path) -> list[Path]:
@@ -49,57 +65,221 @@ def _find_files(path: Path) -> list[Path]:
         raise DataError(f"{path}: no such file or folder")
     files = sorted(f for f in path.iterdir() if f.name[0] != ".") if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{path}: an empty folder, expected files ending in {', '.join(EXTENSIONS)}")
+        raise DataError(f"{path}: the folder is empty, expected files ending in {', '.join(EXTENSIONS)}")
     for file in files:
         if not file.is_file() or not file.name.endswith(EXTENSIONS):
             raise DataError(f"{file}: expected a file ending in {', '.join(EXTENSIONS)}")
     return files
 
 
-def _rows(reader: RecordReader, files: list[Path], notes: list[str]) -> Iterator[Row]:
-    for file in files:
-        yield from reader.rows(_records(file))
-    reader.report(notes)
+class Roles(NamedTuple):
+    """The columns of an object by role.
+
+    `scores` is one column for all passages, positives first, or one for positives and one for negatives.
+    """
+
+    anchor: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+
+    def columns(self) -> list[str]:
+        """Return every column that has a role."""
+        return [self.anchor, self.positive, *self.negatives, *self.scores]
 
 
-def _records(path: Path) -> Iterator[Record]:
-    match path.name.removesuffix(".gz").rpartition(".")[2]:
-        case "csv":
-            return _table_records(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-        case "tsv":
-            return _table_records(path, delimiter="\t", quoting=csv.QUOTE_NONE)
-        case _:
-            return read_records(path)
+class RecordReader:
+    """Converts the records of one dataset to rows and counts what it leaves out.
+
+    Args:
+        source: The dataset, as named in messages.
+        columns: Role -> column, as in `PairsSource`; None uses the shape of the records.
+        per: "pair" makes a row of every positive of a record, "query" of the first only.
+        negatives: Maximum number of negatives per row, the first ones; None keeps all.
+    """
+
+    def __init__(
+        self, source: str, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None
+    ) -> None:
+        self._source = source
+        self._per = per
+        self._negatives = negatives
+        self._mapped = None if columns is None else _mapped_roles(columns)
+        self._positional: Roles | None = None
+        self._ignored: set[str] = set()
+        self._empty_rows = Dropped(source, "rows without text for the anchor or the positive")
+        self._empty_negatives = Dropped(source, "negatives without text")
+
+    def read(self, files: Iterable[Iterable[Record]], notes: list[str]) -> Iterator[Row]:
+        """Yield the rows of several files, then append notes on what was left out.
+
+        Raises:
+            DataError: If a record is malformed, or too many rows have no text.
+        """
+        for records in files:
+            self._positional = None
+            for where, record in records:
+                yield from self._rows_with_text(self._record_rows(record, where), where)
+        self._empty_rows.report(notes, limit=MAX_DROPPED_SHARE)
+        self._empty_negatives.report(notes)
+        if self._ignored:
+            notes.append(f"{self._source}: ignored the columns {_names(sorted(self._ignored))}")
+
+    def _rows_with_text(self, rows: list[Row], where: str) -> Iterator[Row]:
+        for row in rows:
+            self._empty_rows.total += 1
+            if row.anchor.strip() and row.positive.strip():
+                yield self._with_chosen_negatives(row, where)
+            else:
+                self._empty_rows.add(where)
+
+    def _record_rows(self, record: Any, where: str) -> list[Row]:
+        if isinstance(record, list) and self._mapped is None:
+            return [_list_row(record, where)]
+        if not isinstance(record, dict):
+            expected = "a list of texts or an object" if self._mapped is None else "an object with named columns"
+            raise DataError(f"{where}: found {kind(record)}, expected {expected}")
+        if self._mapped is not None:
+            _require_columns(record, self._mapped.columns(), where)
+            return self._object_rows(record, self._mapped, where)
+        if name := _set_column(record):
+            self._ignored.update(record.keys() - {name})
+            # Fewer than two texts make an empty row, which is counted as left out.
+            return [Row(*texts) for texts in pairwise(_texts(record, name, where))] or [Row("", "")]
+        roles = _known_roles(record) or self._roles_by_position(record, where)
+        self._ignored.update(record.keys() - roles.columns())
+        return self._object_rows(record, roles, where)
+
+    def _object_rows(self, record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
+        rows = _object_rows(record, roles, where)
+        if self._per == "pair":
+            return rows
+        return [next((row for row in rows if row.positive.strip()), rows[0])]
+
+    def _roles_by_position(self, record: dict[str, Any], where: str) -> Roles:
+        columns = [name for name in record if name not in LABEL_COLUMNS]
+        if self._positional is None:
+            if len(columns) < 2:
+                raise DataError(f"{where}: found the columns {_names(record)}, expected an anchor and a positive")
+            self._positional = Roles(columns[0], columns[1], tuple(columns[2:]))
+        # Fixed by the first object, because later ones may have the same columns in another order.
+        expected = self._positional.columns()
+        if sorted(columns) != sorted(expected):
+            raise DataError(
+                f"{where}: found the columns {_names(columns)}, expected {_names(expected)} as in the first object"
+            )
+        return self._positional
+
+    def _with_chosen_negatives(self, row: Row, where: str) -> Row:
+        self._empty_negatives.total += len(row.negatives)
+        kept = [i for i, negative in enumerate(row.negatives) if negative.strip()]
+        for _ in range(len(row.negatives) - len(kept)):
+            self._empty_negatives.add(where)
+        kept = kept[: self._negatives]
+        if len(kept) == len(row.negatives):
+            return row
+        scores = [row.scores[0], *(row.scores[i + 1] for i in kept)] if row.scores else ()
+        return Row(row.anchor, row.positive, [row.negatives[i] for i in kept], scores)
 
 
-def _table_records(path: Path, **dialect: Any) -> Iterator[Record]:
-    reader = csv.reader((f"{text}\n" for _, text in read_lines(path)), strict=True, **dialect)
-    try:
-        with _long_fields():
-            header = next(reader, [])
-            if not header or len(set(header)) < len(header):
-                raise DataError(f"{path}:1: found the header {header}, expected column names, each once")
-            for values in reader:
-                if values:  # else a blank line
-                    yield (
-                        f"{path}:{reader.line_num}",
-                        _table_record(header, values, f"{path}:{reader.line_num}"),
-                    )
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not a valid table ({error})") from error
+def records_of(name: str, dataset: Dataset) -> Iterator[Record]:
+    """Yield the records of a `datasets.Dataset` with their places."""
+    row = 0
+    for table in dataset.with_format("arrow").iter(ROWS_PER_BATCH):
+        for record in table.to_pylist():
+            row += 1
+            yield f"{name}: row {row}", record
 
 
-def _table_record(header: list[str], values: list[str], where: str) -> dict[str, str | None]:
-    if len(values) != len(header):
-        raise DataError(f"{where}: found {len(values)} columns, expected {len(header)} as in the header")
-    return {name: value or None for name, value in zip(header, values, strict=True)}
+def _mapped_roles(columns: ColumnMap) -> Roles:
+    named = {role: [names] if isinstance(names, str) else list(names) for role, names in columns.items()}
+    if not {"anchor", "positive"} <= named.keys() <= {"anchor", "positive", "negatives", "scores"}:
+        raise DataError(f"columns: found {_names(columns)}, expected anchor, positive, optionally negatives, scores")
+    for role, names in named.items():
+        if role != "negatives" and len(names) != 1:
+            raise DataError(f"columns: found {len(names)} columns for {role}, expected one")
+    negatives, scores = named.get("negatives", ()), named.get("scores", ())
+    return Roles(named["anchor"][0], named["positive"][0], tuple(negatives), tuple(scores))
 
 
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Lift the csv module's limit of 131,072 characters a field, which long documents pass."""
-    before = csv.field_size_limit(LONGEST_LINE)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
+def _set_column(record: dict[str, Any]) -> str | None:
+    """Return the column of texts of one meaning: a list, or the only column."""
+    return next((name for name in SET_COLUMNS if isinstance(record.get(name), list) or record.keys() == {name}), None)
+
+
+def _known_roles(record: dict[str, Any]) -> Roles | None:
+    if "query" in record and "pos" in record:
+        scores = ("pos_scores", "neg_scores") if "pos_scores" in record or "neg_scores" in record else ()
+        return Roles("query", "pos", ("neg",), scores)
+    if "context" in record and "response" in record:
+        return Roles("context", "response")
+    return None
+
+
+def _require_columns(record: dict[str, Any], columns: list[str], where: str) -> None:
+    for column in columns:
+        if column not in record:
+            close = get_close_matches(column, record, n=1)
+            hint = f" (did you mean '{close[0]}'?)" if close else ""
+            raise DataError(f"{where}: no column '{column}'{hint}, found {_names(record)}")
+
+
+def _list_row(record: list[Any], where: str) -> Row:
+    if len(record) < 2:
+        raise DataError(f"{where}: found a list of {len(record)}, expected at least an anchor and a positive")
+    anchor, positive, *negatives = (_text(value, where, "the list") for value in record)
+    return Row(anchor, positive, negatives)
+
+
+def _object_rows(record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
+    anchor = _text(record[roles.anchor], where, f"column '{roles.anchor}'")
+    positives = _texts(record, roles.positive, where)
+    negatives = [text for column in roles.negatives for text in _texts(record, column, where)]
+    scores = _scores(record, roles, len(positives), len(negatives), where)
+    if not positives:
+        return [Row(anchor, "")]  # counted as left out
+    if not scores:
+        return [Row(anchor, positive, negatives) for positive in positives]
+    negative_scores = scores[len(positives) :]
+    return [Row(anchor, positive, negatives, [scores[i], *negative_scores]) for i, positive in enumerate(positives)]
+
+
+def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int, where: str) -> list[float]:
+    lists = [record.get(column) for column in roles.scores]
+    if all(values is None for values in lists):
+        return []
+    lengths = [positives, negatives] if len(lists) == 2 else [positives + negatives]
+    for column, values, length in zip(roles.scores, lists, lengths, strict=True):
+        found = values or []
+        if not isinstance(found, list) or len(found) != length:
+            amount = f"{len(found)} scores" if isinstance(found, list) else kind(found)
+            raise DataError(f"{where}: found {amount} in column '{column}', expected {length}, one per passage")
+    return [_score(value, where) for values in lists for value in values or []]
+
+
+def _score(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
+        found = value if isinstance(value, float) else kind(value)
+        raise DataError(f"{where}: found {found} as a score, expected a finite number")
+    return float(value)
+
+
+def _texts(record: dict[str, Any], column: str, where: str) -> list[str]:
+    """Return the texts of a column with one text or a list; no value is an empty list."""
+    value = record.get(column)
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    return [_text(element, where, f"column '{column}'") for element in values]
+
+
+def _text(value: Any, where: str, place: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{where}: found {kind(value)} in {place}, expected text")
+    return value
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(f"'{column}'" for column in columns) or "none"

@@ -1,7 +1,7 @@
-"""Real text that is already on the disk: docstrings of installed libraries as retrieval data.
+"""The format `pydocs`: docstrings of installed libraries, so that the demo needs no download.
 
-The summary of a docstring is the query and the rest of it the passage; one library is one dataset.
-Files are parsed, never imported.
+The summary of a docstring is the query and the rest of it the passage; one library is one dataset. Files are parsed,
+never imported.
 """
 
 from __future__ import annotations
@@ -17,103 +17,90 @@ from difflib import get_close_matches
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import xxhash
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
+from mixfluence.data.source import SourceSection
 from mixfluence.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("stdlib", "numpy", "scipy", "scikit-learn", "pandas", "torch", "transformers")
-Split = Literal["all", "train", "dev", "test"]
 
 TRAIN_ROWS, DEV_ROWS = 150, 250
 MIN_TARGET_ROWS = 600
-SUMMARY_WORDS = range(3, 41)  # a first paragraph that is longer summarises nothing
+SUMMARY_WORDS = range(3, 41)  # a longer first paragraph is not a summary
 MIN_BODY_WORDS = 12
 MAX_BODY_CHARS = 1_000
 
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "idlelib", "lib2to3", "site-packages"})
-# Copies of other projects: their texts would reach a target's test queries through another library.
+# Vendored copies of other projects, which would leak a target's test queries into another library.
 SKIPPED_FOLDERS |= {"externals", "array_api_compat", "array_api_extra", "_vendor"}
-# Most of the parsing time for little text: transformers' many alike models, torch's compiler internals.
+# Slow to parse and repetitive: transformers' model definitions and torch's compiler internals.
 SKIPPED_FOLDERS |= {"models", "_inductor", "_dynamo"}
-RULES = re.compile(r"([-=~^*_+])\1{2,}")
+HORIZONTAL_RULES = re.compile(r"([-=~^*_+])\1{2,}")
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def read_pydocs_rows(library: str, split: Split) -> RowSet:
-    """Return the docstrings of an installed library as rows: summary -> body.
+class PydocsSource(SourceSection):
+    """Docstrings of an installed library.
 
-    A library is either an ordinary training dataset, then read `"all"` of it, or a target, then its
-    rows fall into `"train"` (150), `"dev"` (250) and `"test"` (the rest). The three parts never share a
-    row and follow from the summaries alone, so they are the same on every machine with the same version
-    of the library. `"all"` holds the dev and test rows too: never train on it when the library is a target.
-
-    For data of your own use the file readers; this one exists so that a demo needs no download.
-
-    Raises:
-        DataError: If the library is not one of `LIBRARIES`, is not installed or is too small to be split.
+    The split `all` is for libraries that are only trained on. A target is divided into `train` (150 rows), `dev` (250)
+    and `test` (the rest); they are disjoint and depend on the summaries alone, so that they are the same wherever the
+    same version of the library is installed. `all` contains the dev and test rows too.
     """
-    everything = _read_library(library)
-    if split == "all":
-        return everything
-    rows = everything.rows.select(_split_positions(library, everything, split))
-    return RowSet(rows, fingerprint(rows), everything.notes)
 
+    format: Literal["pydocs"] = "pydocs"
+    library: str
+    split: Literal["all", "train", "dev", "test"]
 
-def read_pydocs_retrieval(library: str, split: Split, name: str) -> RetrievalSet:
-    """Return the split's summaries as queries against every body of the library.
+    def read_rows(self) -> RowSet:
+        """Return the rows of the split: summary -> body."""
+        everything = _read_library(self.library)
+        if self.split == "all":
+            return everything
+        rows = everything.rows.select(self._positions(everything))
+        return RowSet(rows, fingerprint(rows), everything.notes)
 
-    For training rows use `read_pydocs_rows`, which splits the same way.
-
-    Args:
-        library: One of `LIBRARIES`.
-        split: Whose summaries are the queries; the corpus is always the whole library.
-        name: How tables call the set.
-
-    Raises:
-        DataError: As `read_pydocs_rows`.
-    """
-    everything = _read_library(library)
-    positions = _split_positions(library, everything, split)
-    summaries, bodies = list(everything.rows["anchor"]), list(everything.rows["positive"])
-    return RetrievalSet(
-        name=name,
-        query_ids=[f"q-{library}-{i}" for i in positions],
-        queries=[summaries[i] for i in positions],
-        doc_ids=[f"{library}-{i}" for i in range(len(bodies))],
-        docs=bodies,
-        qrels={f"q-{library}-{i}": {f"{library}-{i}": 1} for i in positions},
-    )
-
-
-def _split_positions(library: str, everything: RowSet, split: Split) -> list[int]:
-    if split not in get_args(Split):
-        raise DataError(f"{library}: no split '{split}', only {', '.join(get_args(Split))}")
-    if split == "all":
-        return list(range(len(everything)))
-    if len(everything) < MIN_TARGET_ROWS:
-        raise DataError(
-            f"{library}: {len(everything)} docstrings are too few to split, "
-            f"a target needs {MIN_TARGET_ROWS}; read it as 'all'"
+    def read_task(self, name: str) -> RetrievalSet:
+        """Return the split's summaries as queries against every body of the library."""
+        everything = _read_library(self.library)
+        positions = self._positions(everything)
+        summaries, bodies = list(everything.rows["anchor"]), list(everything.rows["positive"])
+        return RetrievalSet(
+            name=name,
+            query_ids=[f"q-{self.library}-{i}" for i in positions],
+            queries=[summaries[i] for i in positions],
+            doc_ids=[f"{self.library}-{i}" for i in range(len(bodies))],
+            docs=bodies,
+            qrels={f"q-{self.library}-{i}": {f"{self.library}-{i}": 1} for i in positions},
         )
-    summaries = list(everything.rows["anchor"])
-    order = sorted(range(len(summaries)), key=lambda i: xxhash.xxh3_128_hexdigest(summaries[i].encode()))
-    dev_end = TRAIN_ROWS + DEV_ROWS
-    parts = {"train": order[:TRAIN_ROWS], "dev": order[TRAIN_ROWS:dev_end], "test": order[dev_end:]}
-    return sorted(parts[split])
+
+    def _positions(self, everything: RowSet) -> list[int]:
+        if self.split == "all":
+            return list(range(len(everything)))
+        if len(everything) < MIN_TARGET_ROWS:
+            raise DataError(
+                f"{self.library}: {len(everything)} docstrings are too few to split, "
+                f"a target needs {MIN_TARGET_ROWS}; use the split 'all'"
+            )
+        summaries = list(everything.rows["anchor"])
+        order = sorted(range(len(summaries)), key=lambda i: xxhash.xxh3_128_hexdigest(summaries[i].encode()))
+        dev_end = TRAIN_ROWS + DEV_ROWS
+        splits = {"train": order[:TRAIN_ROWS], "dev": order[TRAIN_ROWS:dev_end], "test": order[dev_end:]}
+        return sorted(splits[self.split])
 
 
 def _read_library(library: str) -> RowSet:
     if library not in LIBRARIES:
         near = get_close_matches(library, LIBRARIES, n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(LIBRARIES)}"
-        raise DataError(f"no docstrings of a library called '{library}'; {hint}")
+        hint = f"did you mean '{near[0]}'?" if near else f"known libraries: {', '.join(LIBRARIES)}"
+        raise DataError(f"unknown library '{library}'; {hint}")
     folder, version = _locate(library)
-    # One file stands for the library: installing another version rewrites it.
+    # One file represents the library: installing another version rewrites it.
     witness = folder / ("os.py" if library == "stdlib" else "__init__.py")
     options = {"format": "pydocs", "library": library, "version": version}
     return convert_once([witness], options, lambda notes: _extract_rows(folder))
@@ -125,12 +112,12 @@ def _locate(library: str) -> tuple[Path, str]:
         return Path(sysconfig.get_paths()["stdlib"]), platform.python_version()
     spec = find_spec("sklearn" if library == "scikit-learn" else library)
     if spec is None or not spec.submodule_search_locations:
-        raise DataError(f"the docstrings of {library} need the library: pip install {library}")
+        raise DataError(f"{library} is not installed; pip install {library}")
     return Path(spec.submodule_search_locations[0]), metadata.version(library)
 
 
 def _extract_rows(folder: Path) -> Iterator[Row]:
-    """Yield one row per documented function or class, every summary and every body only once."""
+    """Yield one row per documented function or class; summaries and bodies are unique."""
     seen: set[str] = set()
     for docstring in _docstrings(folder):
         summary, body = _summary_and_body(docstring)
@@ -144,7 +131,7 @@ def _docstrings(folder: Path) -> Iterator[str]:
     unreadable = 0
     for path in _python_files(folder):
         try:
-            with warnings.catch_warnings(action="ignore"):  # other people's escape sequences
+            with warnings.catch_warnings(action="ignore"):  # invalid escape sequences in their strings
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
             unreadable += 1
@@ -161,9 +148,6 @@ def _python_files(folder: Path) -> Iterator[Path]:
             yield from _python_files(path)
 
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
 def _definitions(scope: ast.Module | Definition) -> Iterator[Definition]:
     for node in scope.body:
         if isinstance(node, Definition):
@@ -172,9 +156,9 @@ def _definitions(scope: ast.Module | Definition) -> Iterator[Definition]:
 
 
 def _summary_and_body(docstring: str) -> tuple[str, str]:
-    """Split at the first empty line and squeeze both parts to one line each."""
+    """Split at the first empty line and join the lines of both parts."""
     summary, _, body = docstring.partition("\n\n")
-    summary, body = (" ".join(RULES.sub(" ", part).split()) for part in (summary, body))
+    summary, body = (" ".join(HORIZONTAL_RULES.sub(" ", part).split()) for part in (summary, body))
     if len(body) > MAX_BODY_CHARS:
         body = body[: MAX_BODY_CHARS + 1].rpartition(" ")[0]
     return summary, body

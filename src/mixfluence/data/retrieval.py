@@ -1,4 +1,8 @@
-"""What a model is judged on: queries, a corpus and graded judgements."""
+"""Retrieval tasks: queries, a corpus and graded judgements; and dev sets split in two halves.
+
+One half guides sampling, the other selects checkpoints: a dev set used for both favours strategies that train on it.
+The half of a query depends on its text alone, so rows and tasks of a file are split the same way on every machine.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from mixfluence.data.rows import RowSet
+from mixfluence.data.rows import RowSet, text_key
 from mixfluence.errors import DataError
 
 
@@ -18,15 +22,15 @@ class RetrievalSet:
     """A retrieval task. Queries without a positive judgement still count, with a score of zero.
 
     Args:
-        name: How tables call it.
+        name: Its name in tables.
         query_ids: One id per query, in the order of `queries`.
         queries: Query texts.
         doc_ids: One id per passage, in the order of `docs`.
-        docs: Passage texts, title already joined.
+        docs: Passage texts, with titles prepended.
         qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
-        query_prompt: Put before queries instead of the model's own query prompt; None keeps the model's.
+        query_prompt: Prepended to queries instead of the model's own query prompt; None keeps the model's.
         passage_prompt: Likewise for passages.
-        notes: What was noted as it was read, each with its name.
+        notes: The reader's notes, each with the task's name.
     """
 
     name: str
@@ -40,23 +44,24 @@ class RetrievalSet:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not len(self.query_ids) or not len(self.doc_ids):
-            raise DataError(
-                f"{self.name}: a retrieval set needs queries and passages, "
-                f"found {len(self.query_ids)} and {len(self.doc_ids)}"
-            )
-        for what, ids, texts in (
-            ("queries", self.query_ids, self.queries),
-            ("passages", self.doc_ids, self.docs),
-        ):
+        sides = {"queries": (self.query_ids, self.queries), "passages": (self.doc_ids, self.docs)}
+        for what, (ids, texts) in sides.items():
+            if not len(ids):
+                raise DataError(f"{self.name}: a retrieval task needs queries and passages, found no {what}")
             if len(ids) != len(texts) or len(set(ids)) != len(ids):
                 raise DataError(
                     f"{self.name}: {len(texts)} {what} have {len(ids)} ids, {len(set(ids))} of them distinct"
                 )
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of queries, judgements and passages."""
+        judgements = sum(map(len, self.qrels.values()))
+        return {"queries": len(self.query_ids), "judgements": judgements, "passages": len(self.doc_ids)}
+
+    @property
     def fingerprint(self) -> str:
-        """A hash of queries, passages and judgements, by which runs know that they were judged on the same."""
+        """A hash of queries, passages and judgements: equal for runs that were tested on the same task."""
         digest = xxhash.xxh3_128()
         for texts in (self.query_ids, self.queries, self.doc_ids, self.docs):
             for text in texts:
@@ -67,7 +72,7 @@ class RetrievalSet:
         return digest.hexdigest()
 
     def take_queries(self, positions: Sequence[int]) -> RetrievalSet:
-        """Return the same task with only the queries at these positions (the corpus stays whole)."""
+        """Return the same task with only the queries at these positions and the whole corpus."""
         ids = [self.query_ids[i] for i in positions]
         return replace(
             self,
@@ -79,8 +84,8 @@ class RetrievalSet:
     def sample_corpus(self, size: int, seed: int = 0) -> RetrievalSet:
         """Return the same task with every judged passage and random others, `size` passages in all.
 
-        For choosing checkpoints, where searching millions of passages would cost more than training;
-        never for reported numbers, which would come out too high.
+        For selecting checkpoints, where searching millions of passages would cost more than training. Never for
+        reported scores, which would be too high.
         """
         if len(self.doc_ids) <= size:
             return self
@@ -93,10 +98,10 @@ class RetrievalSet:
 
 
 def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
-    """Make a retrieval set of pairs: every distinct query against every distinct passage of the dataset.
+    """Return a task of pairs: every distinct query against every distinct passage of the dataset.
 
-    A passage is relevant to the queries it is a positive of. For data that comes without a corpus; where
-    there is one, its reader gives a harder and more honest task.
+    A passage is relevant to the queries that it is a positive of. A format with a corpus gives a harder and more
+    realistic task.
     """
     docs: dict[str, str] = {}
     queries: dict[str, str] = {}
@@ -107,3 +112,23 @@ def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
         query = queries.setdefault(row["anchor"], f"q{len(queries)}")
         qrels.setdefault(query, {})[docs[row["positive"]]] = 1
     return RetrievalSet(name, list(queries.values()), list(queries), list(docs.values()), list(docs), qrels)
+
+
+def guiding_half(name: str, dev: RowSet) -> RowSet:
+    """Return the dev rows that may guide sampling."""
+    chosen = [row for row, anchor in enumerate(dev.rows["anchor"]) if _guides(anchor)]
+    if not chosen:
+        raise DataError(f"{name}: too small to be split in two halves ({len(dev)} rows)")
+    return dev.take(chosen, f"{dev.fingerprint}-guiding")
+
+
+def selecting_half(dev: RetrievalSet) -> RetrievalSet:
+    """Return the dev queries that may select a checkpoint: those that `guiding_half` leaves out."""
+    chosen = [place for place, query in enumerate(dev.queries) if not _guides(query)]
+    if not chosen:
+        raise DataError(f"{dev.name}: too small to be split in two halves ({len(dev.queries)} queries)")
+    return dev.take_queries(chosen)
+
+
+def _guides(query: str) -> bool:
+    return text_key(query) % 2 == 0

@@ -1,4 +1,4 @@
-"""Folders of token ids: made once, by all cores of one process, and opened by the others and by later runs."""
+"""Cached folders of token ids: built once, by all cores of one process, then opened by others and by later runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import xxhash
@@ -24,32 +24,25 @@ if sys.platform != "win32":
 
 logger = logging.getLogger(__name__)
 
-# A worker must earn its start.
+# Fewer are not worth the start of a worker.
 CHUNKS_PER_WORKER = 2
 BUILDING = "building-"
-# Whoever builds writes much more often than that.
+# A process that is still building has written something since.
 ABANDONED_AFTER_SECONDS = 86_400.0
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
-Chunk = TypeVar("Chunk", covariant=True)
+Chunk = TypeVar("Chunk")
 Opened = TypeVar("Opened")
 
 
-class Chunks(Sized, Protocol[Chunk]):
-    """Work in pieces."""
-
-    def __getitem__(self, number: int) -> Chunk:
-        """Return what a piece gives."""
-
-
 def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Path], object]) -> tuple[Opened, bool]:
-    """Return what stands in a folder of the cache, and whether it had to be built first.
+    """Return the content of a cached folder, and whether it was built by this call.
 
-    A folder is complete or not there at all; one that cannot be read is built again.
+    A folder is either complete or missing; one that cannot be read is built again.
 
     Args:
-        key: Names the folder: everything that its content depends on.
-        open_folder: Reads it.
-        build: Fills an empty one.
+        key: Everything that the content depends on.
+        open_folder: Reads the folder.
+        build: Fills an empty folder.
     """
     name = xxhash.xxh3_128_hexdigest(key.encode())
     folder = cache_root() / "tokens" / name
@@ -67,56 +60,52 @@ def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Pat
         return open_folder(folder), True
 
 
-def in_parallel(chunks: Chunks[Chunk]) -> DataLoader[Chunk]:
-    """Work through the chunks in order, on all cores if there are enough of them."""
-    workers = min(os.cpu_count() or 1, len(chunks) // CHUNKS_PER_WORKER)
-    # Forked whatever the process prefers: a spawned worker imports everything anew, the user's script included.
+def in_parallel(count: int, work: Callable[[int], Chunk]) -> DataLoader[Chunk]:
+    """Return the results of `work(0)` to `work(count - 1)` in order, on all cores if there are enough of them."""
+    workers = min(os.cpu_count() or 1, count // CHUNKS_PER_WORKER)
+    # Always forked: a spawned worker would import everything again, the user's script included.
     parallel = workers > 1 and sys.platform == "linux"
     return DataLoader(
-        chunks,  # type: ignore[arg-type]  # has what a Dataset must have
+        range(count),  # type: ignore[arg-type]  # has a Dataset's methods
         batch_size=None,
         num_workers=workers if parallel else 0,
         multiprocessing_context="fork" if parallel else None,
-        collate_fn=_unchanged,
-        worker_init_fn=_one_thread_each,
-        # Its own, or a run that fills the cache would draw other dropout masks than one that finds it filled.
+        collate_fn=work,  # type: ignore[arg-type]  # called in the workers, with a number
+        worker_init_fn=_disable_tokenizer_threads,
+        # Its own generator, so that filling the cache does not change the dropout masks of the run.
         generator=torch.Generator(),
     )
 
 
-def _unchanged(chunk: Any) -> Any:
-    return chunk
-
-
-def _one_thread_each(worker: int) -> None:
+def _disable_tokenizer_threads(worker: int) -> None:
     # Threads of the tokenizers library do not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @contextmanager
 def _one_process(file: Path) -> Iterator[None]:
-    """Wait for other processes, which would do the same work; where a disk or a system has no such locks, they do."""
+    """Wait for other processes that build the same folder.
+
+    Without locks, as on Windows and some network disks, each process builds it. The lock is the system's own: the
+    library filelock would fall back to a lock file, which outlives a killed run on another machine.
+    """
     if sys.platform == "win32":
         yield
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8") as handle:
         with suppress(OSError):
-            _lock(handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another process that tokenises the same texts")
+                fcntl.flock(handle, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            # Closing is not enough: forked workers have the file, too.
+            # Explicitly, because forked workers keep the file open.
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _lock(handle: IO[str]) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        logger.info("waiting for another process, which tokenises the same texts")
-        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def _build(folder: Path, build: Callable[[Path], object]) -> None:
@@ -125,25 +114,18 @@ def _build(folder: Path, build: Callable[[Path], object]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
     try:
         build(temporary)
-        _publish(temporary, folder)
+        os.rename(temporary, folder)
+    except OSError:
+        if not folder.exists():  # without a lock, another process may have finished it first
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _delete_abandoned(root: Path) -> None:
-    """Delete what processes had begun to build when they were ended."""
+    """Delete unfinished folders of killed processes."""
     for folder in root.glob(f"{BUILDING}*"):
-        # Another process may delete it, too.
-        with suppress(OSError):
+        with suppress(OSError):  # another process may delete it too
             written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if written < time.time() - ABANDONED_AFTER_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        # Without a lock, another process has finished the same first; its files are as good as ours.
-        if not folder.exists():
-            raise

@@ -14,7 +14,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.texts import tokenise_texts
+from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.evaluation.results import Evaluation, score_rankings

@@ -210,7 +210,7 @@ class FrozenAdam:
 
 
 @contextmanager
-def _learning_rate(optimizer: Optimizer, wanted: Literal[current, floored] | float) -> Iterator[None]:
+def _learning_rate(optimizer: Optimizer, wanted: str | float) -> Iterator[None]:
     """Set the learning rate of probes within the block."""
     usual = [group["lr"] for group in optimizer.param_groups]
     try:

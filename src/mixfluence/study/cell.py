@@ -79,7 +79,7 @@ def _train(cell: Cell, gpus: int, *, resume: bool) -> None:
 def _test(cell: Cell) -> None:
     """Write a run folder of a model that was not trained: recipe, scores and record."""
     from mixfluence.build import build_model
-    from mixfluence.data.reading import read_task
+    from mixfluence.data.formats import read_task
     from mixfluence.experiment import evaluate_bm25, evaluate_tasks
 
     recipe, folder = cell.recipe, cell.folder

@@ -15,7 +15,8 @@ from typing import Any
 
 import xxhash
 
-from mixfluence.config.sources import PairsSource, Source
+from mixfluence.data.formats import Source
+from mixfluence.data.pairs import PairsSource
 from mixfluence.errors import RecipeError
 from mixfluence.files import replacing
 from mixfluence.recipe import Recipe
@@ -97,7 +98,7 @@ def _pairs(derivation: Derivation) -> PairsSource:
 
 def _drawn(sources: Sequence[Source], seed: int) -> Iterator[dict[str, Any]]:
     """Yield as many rows as the first source has, drawn from all sources without repetition."""
-    from mixfluence.data.reading import read_rows
+    from mixfluence.data.formats import read_rows
 
     sets = [read_rows(source).rows for source in sources]
     places = [(rows, place) for rows in sets for place in range(len(rows))]

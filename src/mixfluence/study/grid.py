@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mixfluence.config.sources import FileSource, Source
+from mixfluence.data.formats import Source
+from mixfluence.data.source import FileSource
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import find_recipe, load_recipe

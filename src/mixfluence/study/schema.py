@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from mixfluence.config.sources import Section
 from mixfluence.errors import RecipeError
+from mixfluence.schema import Section
 
 STUDIES = Path(__file__).parents[1] / "studies"
 SETTINGS = STUDIES / "settings"

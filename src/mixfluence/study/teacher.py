@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mixfluence.config.sources import Source
-from mixfluence.data.reading import read_rows, read_task
+from mixfluence.data.formats import Source, read_rows, read_task
 
 NEGATIVES = 8
 # The rows of a set that get scores, the first ones. The others are trained on without, as some of BGE-M3's are.

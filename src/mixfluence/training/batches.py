@@ -16,10 +16,9 @@ from rich.progress import Progress
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch.utils.data import DataLoader, Dataset
 
-from mixfluence.data.layout import Tokeniser, TokenLayout
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.tokenising import Prompts, tokenise
-from mixfluence.data.tokens import TokenisedRows
+from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
+from mixfluence.data.tokens import TokenisedRows, TokenLayout
 from mixfluence.errors import RecipeError
 from mixfluence.training.packing import Packing
 from mixfluence.training.sampler import MixtureBatchSampler

@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mixfluence.data.layout import TokenLayout
+from mixfluence.data.tokens import TokenLayout
 from mixfluence.influence import embed_columns
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,25 @@
-"""What a recipe knows of its data is compared with what is read: a difference is said and stops nothing."""
+"""The registry of formats and the reading of sources.
+
+- A format is registered under the word that recipes use; its schema loads neither Arrow nor torch.
+- Counts that differ from the published ones are logged and do not stop a run.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mixfluence.assembly import read_rows, read_task
 
-from mixfluence.config.sources import BeirSource, MldrSource, PairsSource, PublishedSection
+from mixfluence.data.beir import BeirSource
+from mixfluence.data.formats import FORMATS, read_rows, read_task
+from mixfluence.data.mldr import MldrSource
+from mixfluence.data.pairs import PairsSource
+from mixfluence.data.source import PublishedSection
 from mixfluence.errors import RecipeError
 
 
@@ -23,13 +32,13 @@ def beir(folder: Path, **published: int) -> BeirSource:
         (folder / name).write_text("\n".join(map(json.dumps, records)))
     (folder / "qrels").mkdir(exist_ok=True)
     (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq0\td1\t1\nq1\td2\t0\nq2\td3\t1")
-    return BeirSource(format="beir", path=folder, split="dev", published=PublishedSection(**published))
+    return BeirSource(path=folder, split="dev", published=PublishedSection(**published))
 
 
 def test_other_counts_than_published_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = beir(tmp_path, rows=3, queries=3, judgements=5, passages=6_000)
     assert read_rows(source).notes == (f"{tmp_path} dev: 2 rows, but 3 were published",)
-    with caplog.at_level(logging.WARNING, logger="mixfluence.assembly"):
+    with caplog.at_level(logging.WARNING, logger="mixfluence.data.formats"):
         task = read_task("tiny", source)
     assert len(task.query_ids) == 3
     assert [record.getMessage() for record in caplog.records] == [
@@ -51,12 +60,32 @@ def test_the_same_counts_and_unknown_ones_are_not_mentioned(
 def test_pairs_follow_their_source(tmp_path: Path) -> None:
     path = tmp_path / "msmarco-triplets.jsonl"
     path.write_text(json.dumps({"query": "q", "pos": ["a", "b"], "neg": ["x", "y"]}))
-    options: dict[str, Any] = {"format": "pairs", "path": path}
+    options: dict[str, Any] = {"path": path}
     assert len(read_rows(PairsSource(**options))) == 2
     (row,) = read_rows(PairsSource(**options, per="query", negatives=1)).rows
     assert (row["positive"], row["negatives"]) == ("a", ["x"])
 
 
+def test_formats_are_registered_under_their_word() -> None:
+    assert {word: format_.model_fields["format"].default for word, format_ in FORMATS.items()} == {
+        w: w for w in FORMATS
+    }
+
+
+def test_recipes_are_read_without_heavy_imports() -> None:
+    code = "import sys, mixfluence.recipe; print({'torch', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_a_format_without_a_corpus_takes_all_passages_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"query": "q", "pos": ["a", "b"], "neg": ["x"]}))
+    task = read_task("pairs", PairsSource(path=path, query_prompt="ask: "))
+    assert (task.queries, task.docs, task.query_prompt) == (["q"], ["a", "x", "b"], "ask: ")
+    assert task.qrels == {"q0": {"d0": 1, "d2": 1}}
+
+
 def test_mldr_knows_its_splits(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'train', 'dev' or 'test'"):
-        MldrSource(format="mldr", path=tmp_path, language="ar", split="validation")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"split: .*'validation'"):
+        MldrSource(path=tmp_path, language="ar", split="validation")

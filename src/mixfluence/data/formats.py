@@ -1,0 +1,112 @@
+"""The registry of data formats, and the functions that read a recipe's sources."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import SerializeAsAny
+
+from mixfluence.data.beir import BeirSource
+from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.hub import HubSource
+from mixfluence.data.mldr import MldrSource
+from mixfluence.data.pairs import PairsSource
+from mixfluence.data.pydocs import PydocsSource
+from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.rows import RowSet, count_difference
+from mixfluence.data.source import SourceSection
+from mixfluence.schema import registered, unknown_key
+
+logger = logging.getLogger(__name__)
+
+FORMATS: dict[str, type[SourceSection]] = {
+    "beir": BeirSource,
+    "pairs": PairsSource,
+    "hub": HubSource,
+    "pydocs": PydocsSource,
+    "bge_m3": BgeM3Source,
+    "mldr": MldrSource,
+}
+Source = Annotated[SerializeAsAny[SourceSection], registered(FORMATS, "format")]
+
+
+def fill_sources(sources: Any, defaults: dict[str, Any], section: str) -> Any:
+    """Return the sources of `train`, `dev` or `test` as a mapping, with defaults, names and splits filled in."""
+    if isinstance(sources, list):
+        if nested := [name for name in sources if not isinstance(name, str | int | float)]:
+            raise ValueError(f"{section}: expected names of datasets, found {nested[0]!r}")
+        if twice := [name for number, name in enumerate(sources) if name in sources[:number]]:
+            raise ValueError(f"{section}: {twice[0]!r} is listed twice")
+        sources = dict.fromkeys(map(str, sources))
+    if not isinstance(sources, dict):
+        return sources
+    return {name: _fill_source(str(name), own or {}, defaults, section) for name, own in sources.items()}
+
+
+def _fill_source(name: str, own: Any, defaults: dict[str, Any], section: str) -> Any:
+    if not isinstance(own, dict):
+        return own
+    format_ = FORMATS.get(str(own.get("format", defaults.get("format"))))
+    if format_ is None:
+        return defaults | own
+    # Defaults of other formats are ignored.
+    inherited = {key: value for key, value in defaults.items() if key in format_.model_fields}
+    split = {"split": section} if "split" in format_.model_fields else {}
+    source = split | inherited | own
+    return {key: _substitute(value, name, str(source["format"])) for key, value in source.items()}
+
+
+def _substitute(value: Any, name: str, format_: str) -> Any:
+    return value.replace("{name}", name).replace("{format}", format_) if isinstance(value, str) else value
+
+
+def check_defaults(defaults: Any) -> None:
+    """Reject a default that no format has."""
+    known = {key for format_ in FORMATS.values() for key in format_.model_fields}
+    if not isinstance(defaults, dict):
+        raise ValueError(f"defaults: expected a mapping with keys such as format and path, found {defaults!r}")
+    for key in defaults:
+        if key not in known:
+            raise ValueError(f"defaults: {unknown_key(key, known)}")
+
+
+def read_rows(source: Source) -> RowSet:
+    """Read the training or dev rows of a source, with a note if their number differs from the published one."""
+    rows = source.read_rows()
+    published = source.published.rows if source.published else None
+    return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
+
+
+def read_task(name: str, source: Source) -> RetrievalSet:
+    """Read a source as a retrieval task with its prompts; counts that differ from the published ones are logged."""
+    task = source.read_task(name)
+    published = source.published.model_dump() if source.published else {}
+    differences = [
+        note
+        for what, count in task.counts.items()
+        for note in count_difference(name, what, count, published.get(what))
+    ]
+    for note in differences:
+        logger.warning("%s", note)
+    return replace(
+        task,
+        query_prompt=source.query_prompt,
+        passage_prompt=source.passage_prompt,
+        notes=(*task.notes, *differences),
+    )
+
+
+def reading_notes(
+    train: Mapping[str, RowSet], dev: Mapping[str, RowSet], test: Mapping[str, RetrievalSet]
+) -> list[str]:
+    """Return the notes of all readers, each with its section and dataset."""
+    notes = [
+        f"{section} {name}: {note}"
+        for section, sets in (("train", train), ("dev", dev))
+        for name, rows in sets.items()
+        for note in rows.notes
+    ]
+    return notes + [f"test {note}" for task in test.values() for note in task.notes]

@@ -1,0 +1,304 @@
+"""Tokenises text once, into memory-mapped files that later runs open.
+
+Every distinct text of a dataset is tokenised once per side (queries, documents) by the model's own `preprocess`, so
+that a batch from the cache equals the batch that sentence-transformers would have made. The key of a folder has the
+rows' content and everything that determines the ids: tokenizer, prompt and maximum length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import compress
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+import numpy as np
+import xxhash
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from mixfluence.data.rows import RowSet, text_key
+from mixfluence.data.token_cache import cached, in_parallel
+from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter
+from mixfluence.errors import DataError, MixfluenceError
+
+ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
+ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
+# A short text beside a long one, so that the output has padding; the last exceeds any maximum length.
+PROBES = [["a", "the quick brown fox jumps over the lazy dog " * times] for times in (64, 256, 2_000)]
+Task = Literal["query", "document"]
+Advance = Callable[[int], object]
+# The ids of some texts in one array, and each text's length.
+Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
+Sides = dict[str, "Side"]
+# Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
+_shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Instructions prepended to a dataset's queries and passages."""
+
+    query: str = ""
+    document: str = ""
+
+
+class Tokeniser:
+    """A model's own `preprocess`; its layout is determined once per side and prompt."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self._model = model
+        definition = json.dumps(_tokenizer_definition(model), sort_keys=True)
+        self._definition = xxhash.xxh3_128_hexdigest(definition.encode())
+        self._sides: dict[tuple[Task, str], Side] = {}
+
+    def side(self, task: Task, prompt: str) -> Side:
+        """Return the tokenizer of queries or documents with a prompt."""
+        if (task, prompt) not in self._sides:
+            self._sides[task, prompt] = Side(self._model, task, prompt, self._definition)
+        return self._sides[task, prompt]
+
+
+class Side:
+    """Queries or documents: the tokenizer with a task and a prompt.
+
+    Attributes:
+        layout: How the model takes the token ids, found by calling `preprocess` rather than by the model's class.
+        fingerprint: Differs if the same text gives other ids, for whatever reason.
+    """
+
+    def __init__(self, model: SentenceTransformer, task: Task, prompt: str, definition: str) -> None:
+        self._model = model
+        self._options = {"task": task, "prompt": prompt or None}
+        self.layout, probe_ids = self._find_layout()
+        known = [definition, asdict(self.layout), probe_ids.tolist(), prompt]
+        self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
+
+    def tokenise(self, texts: list[str]) -> Ids:
+        """Return the ids of all texts in one array, and each text's length in tokens."""
+        # Texts of similar length together: a call is padded to its longest text, which takes most of its time.
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        ids_of = [np.empty(0, np.int32)] * len(texts)
+        for start in range(0, len(texts), TEXTS_PER_CALL):
+            places = order[start : start + TEXTS_PER_CALL]
+            ids, lengths = self._tokenise([texts[place] for place in places])
+            for place, own in zip(places, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+                ids_of[place] = own
+        return np.concatenate([np.empty(0, np.int32), *ids_of]), np.array([len(ids) for ids in ids_of], np.int64)
+
+    def _tokenise(self, texts: list[str]) -> Ids:
+        output = self._model.preprocess(texts, **self._options)
+        ids: Tensor = output["input_ids"]
+        if not self.layout.padded:
+            starts = output["offsets"].numpy()
+            return ids.numpy().astype(np.int32), np.append(starts[1:], len(ids)) - starts
+        mask = output["attention_mask"].bool()
+        return ids[mask].numpy().astype(np.int32), mask.sum(dim=1).numpy()
+
+    def _preprocess_probe(self) -> dict[str, Any]:
+        """Return the features of a text that is truncated, if the model truncates."""
+        output: dict[str, Any] = {}
+        for probe in PROBES:
+            shorter, output = output.get("input_ids"), dict(self._model.preprocess(probe, **self._options))
+            # A longer text with as many tokens was truncated: even longer ones, the slowest, would change nothing.
+            if shorter is not None and shorter.shape == output["input_ids"].shape:
+                break
+        return output
+
+    def _find_layout(self) -> tuple[TokenLayout, NDArray[np.int64]]:
+        output = self._preprocess_probe()
+        ids: Tensor = output.pop("input_ids", None)
+        constants = {name: output.pop(name) for name in list(output) if not isinstance(output[name], Tensor)}
+        constants["task"] = self._options["task"]
+        if set(output) == {"offsets"}:
+            return TokenLayout(False, 0, False, [], constants), ids.numpy()
+        mask = output.pop("attention_mask", None)
+        unknown = [name for name, value in output.items() if value.any()]
+        if ids is None or mask is None or unknown:
+            raise MixfluenceError(
+                "this model's inputs cannot be cached as token ids "
+                f"(features {', '.join(map(repr, unknown or output)) or 'none'}); "
+                "load it without flash-attention unpadding, or use a text encoder"
+            )
+        padding = mask[0] == 0
+        pad_id = int(ids[0][padding][0]) if padding.any() else 0
+        layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants)
+        return layout, ids[mask.bool()].numpy()
+
+
+def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
+    """Return the fast tokenizer as JSON, with its truncation side but without lengths, which calls change."""
+    tokenizer = model.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        if not hasattr(tokenizer, "get_vocab"):
+            raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
+        return {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    definition: dict[str, Any] = json.loads(backend.to_str())
+    return {**definition, "padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}
+
+
+def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
+    """Return a dataset's token ids, from the cache if it has them.
+
+    Rows selected from other datasets take their ids from those, which are tokenised as a whole. For a list of texts
+    use `tokenise_texts`.
+
+    Args:
+        rows: The dataset.
+        tokeniser: The model's, called with task "query" for anchors and "document" for passages.
+        prompts: Prepended to every query and passage.
+        advance: Called with numbers of finished rows, for a progress bar.
+    """
+    sides = {
+        "query": tokeniser.side("query", prompts.query),
+        "document": tokeniser.side("document", prompts.document),
+    }
+    if rows.subsets:
+        return SelectedRows([(_tokenise_shared(whole, sides, advance), places) for whole, places in rows.subsets])
+    return _tokenise(rows, sides, advance)
+
+
+def _tokenise(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
+    tokenised, built = cached(_key(rows, sides), TokenisedRows, partial(_build_rows, rows, sides, advance))
+    if not built:
+        advance(len(rows))
+    return tokenised
+
+
+def _tokenise_shared(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
+    """Return a dataset's token ids, the same object while it is in use."""
+    key = _key(rows, sides)
+    tokenised = _shared.get(key)
+    if tokenised is None:
+        _shared[key] = tokenised = _tokenise(rows, sides, advance)
+    return tokenised
+
+
+def _key(rows: RowSet, sides: Sides) -> str:
+    return "-".join([str(ROWS_CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
+
+
+def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
+    """Return the token ids of texts in their order, from the cache if it has them.
+
+    For rows of a training set use `tokenise`, for texts that are encoded only once `tokenise_unkept`.
+    """
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        content = text.encode()
+        digest.update(b"%d " % len(content))
+        digest.update(content)
+    key = f"texts-{TEXTS_CACHE_VERSION}-{digest.hexdigest()}-{side.fingerprint}"
+    return cached(key, partial(TokenTable.open, side="text", layout=side.layout), partial(_build_texts, texts, side))[
+        0
+    ]
+
+
+def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:
+    """Return the token ids of texts without the cache, on this core; for texts of later runs use `tokenise_texts`."""
+    ids, lengths = side.tokenise(list(texts))
+    return TokenTable(side.layout, np.cumsum([0, *lengths]), ids)
+
+
+def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
+    def tokenise_chunk(number: int) -> Ids:
+        start = number * TEXTS_PER_CHUNK
+        return side.tokenise(list(texts[start : start + TEXTS_PER_CHUNK]))
+
+    writer = TokenWriter(folder, "text")
+    for ids, lengths in in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk):
+        writer.add(ids, lengths)
+    writer.close()
+
+
+def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> None:
+    """Number the distinct texts in a first pass, and tokenise each once in a second."""
+    facts, first, starts = _number_texts(rows.rows, folder)
+
+    def tokenise_chunk(number: int) -> dict[str, Ids]:
+        """Tokenise the texts that occur first in these rows."""
+        start, stop = number * ROWS_PER_CHUNK, min((number + 1) * ROWS_PER_CHUNK, len(rows))
+        batch = rows.rows[start:stop]
+        texts = {"query": batch["anchor"], "document": _passages(batch)}
+        spans = {"query": slice(start, stop), "document": slice(*starts[[start, stop]])}
+        return {
+            name: side.tokenise(list(compress(texts[name], first[name][spans[name]]))) for name, side in sides.items()
+        }
+
+    writers = {name: TokenWriter(folder, name) for name in sides}
+    for number, chunk in enumerate(in_parallel(math.ceil(len(rows) / ROWS_PER_CHUNK), tokenise_chunk)):
+        for name, (ids, lengths) in chunk.items():
+            writers[name].add(ids, lengths)
+        advance(min(ROWS_PER_CHUNK, len(rows) - number * ROWS_PER_CHUNK))
+    for writer in writers.values():
+        writer.close()
+    facts |= {name: asdict(side.layout) for name, side in sides.items()}
+    (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _number_texts(
+    rows: Dataset, folder: Path
+) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]], NDArray[np.int64]]:
+    """Save the distinct texts of each row; return counts, the texts' first occurrences and the passages' starts."""
+    keys: dict[str, list[NDArray[np.uint64]]] = {"anchor": [], "passage": []}
+    sizes: list[NDArray[np.int64]] = []
+    scores: list[NDArray[np.float32]] = []
+    for number, batch in enumerate(rows.iter(ROWS_PER_CHUNK)):
+        keys["anchor"].append(_text_keys(batch["anchor"]))
+        keys["passage"].append(_text_keys(_passages(batch)))
+        sizes.append(np.array([1 + len(negatives) for negatives in batch["negatives"]], np.int64))
+        scores.append(_flat_scores(batch["scores"], sizes[-1], number * ROWS_PER_CHUNK))
+    starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
+    numbers, first = {}, {}
+    for stem, side in ("anchor", "query"), ("passage", "document"):
+        found = np.concatenate(keys[stem])
+        numbers[stem], first[side] = _number(found)
+        np.save(folder / f"{stem}_keys.npy", found)
+        np.save(folder / f"{stem}s.npy", numbers[stem])
+    np.save(folder / "passage_starts.npy", starts)
+    has_scores = any(np.isfinite(part).any() for part in scores)
+    if has_scores:
+        np.save(folder / "scores.npy", np.concatenate(scores))
+    facts = {
+        "distinct_positives": len(np.unique(numbers["passage"][starts[:-1]])),
+        "least_negatives": min(int(part.min()) for part in sizes) - 1,
+        "most_negatives": max(int(part.max()) for part in sizes) - 1,
+        "has_scores": has_scores,
+    }
+    return facts, first, starts
+
+
+def _passages(batch: dict[str, list[Any]]) -> list[str]:
+    columns = zip(batch["positive"], batch["negatives"], strict=True)
+    return [text for positive, negatives in columns for text in (positive, *negatives)]
+
+
+def _text_keys(texts: list[str]) -> NDArray[np.uint64]:
+    return np.fromiter(map(text_key, texts), np.uint64, len(texts))
+
+
+def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    flat: list[float] = []
+    for row, (given, size) in enumerate(zip(scores, sizes.tolist(), strict=True), start):
+        if given and len(given) != size:
+            raise DataError(f"row {row}: {len(given)} teacher scores for {size} passages")
+        flat.extend(given or [np.nan] * size)
+    return np.array(flat, np.float32)
+
+
+def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Number distinct keys by first occurrence; also return which entries are first occurrences."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int32)
+    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+    is_first = np.zeros(len(keys), bool)
+    is_first[first] = True
+    return rank[inverse], is_first
