@@ -163,7 +163,7 @@ def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
             "{numpy: {format: beir, path: nowhere}}",
             r"train\.numpy\.path: no such file or folder: /.*nowhere",
         ),
-        ("name: small", "name: small\nname: twice", r"recipe.yaml:2: not valid YAML \('name' is there twice\)"),
+        ("name: small", "name: small\nname: twice", r"recipe.yaml:2: not valid YAML \('name' is a duplicate key\)"),
         ("name: small", "name: [small", r"recipe.yaml:\d+: not valid YAML"),
         (
             "name: small",

@@ -45,7 +45,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            wrong = "is no key, which is a word or a number" if not isinstance(key, Hashable) else "is there twice"
+            wrong = "is not a valid key: keys must be strings or numbers" if not isinstance(key, Hashable) else "is a duplicate key"
             if not isinstance(key, Hashable) or key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{_short(key)} {wrong}", key_node.start_mark)
             seen.add(key)

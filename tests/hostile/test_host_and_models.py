@@ -33,7 +33,7 @@ from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.training.rehearsal import GROUP, check_environment
 from tests.hostile.cases_models import LAYER, change_weights
-from tests.hostile.workplace import told, write_workplace
+from tests.hostile.workplace import error_line, write_workplace
 
 Load = Callable[..., Recipe]
 WHOLE_GROUP = {
@@ -201,7 +201,7 @@ def test_the_program_says_so_in_one_line(place: Path) -> None:
         command, env=os.environ | {"WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 2
-    message = told(ended.stderr, place)
+    message = error_line(ended.stderr, place)
     assert message.startswith("WORLD_SIZE without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun sets them all")
     assert not (place / "run" / "trace.jsonl").exists()
 

@@ -25,8 +25,8 @@ from mixfluence.data.rows import cache_root
 from mixfluence.data.tokenising import Prompts, tokenise
 from mixfluence.encoders import load_encoder
 from mixfluence.training.checkpoints import seal
-from tests.hostile.cases_checkpoints import RESUME, unfinished
 from tests.hostile.cases_models import EVIL, PWNED
+from tests.hostile.cases_runs import RESUME, unfinished
 from tests.hostile.workplace import Case, run_program, write_workplace
 
 SECRET = "hf_thisShouldBeNowhere"

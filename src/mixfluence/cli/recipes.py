@@ -48,7 +48,7 @@ def copy(
     source = find_recipe(name)
     path = target or Path(source.name)
     if path.exists():
-        raise RecipeError(f"{path}: is there already")
+        raise RecipeError(f"{path}: already exists")
     shutil.copyfile(source, path)
     print_line(f"wrote {path}")
 
