@@ -13,7 +13,6 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
 
-from mixfluence.config.host import fit_types
 from mixfluence.config.sources import BeirSource, BgeM3Source, HubSource, MldrSource, PairsSource, PydocsSource, Source
 from mixfluence.data.beir import read_beir_retrieval, read_beir_rows
 from mixfluence.data.bge_m3 import read_bge_m3
@@ -28,6 +27,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.recipe_yaml import fit_types
 from mixfluence.training.rehearsal import check_environment, rehearse
 
 logger = logging.getLogger(__name__)
