@@ -1,0 +1,36 @@
+from .clustering import partition as partition
+from .data.mixture import Mixture as Mixture
+from .encoders import load_encoder as load_encoder
+from .errors import MixfluenceError as MixfluenceError
+from .evaluation.retrieval import evaluate as evaluate
+from .influence import Alignment as Alignment
+from .influence import Metric as Metric
+from .influence import Probe as Probe
+from .influence import Reptile as Reptile
+from .influence import distillation_metric as distillation_metric
+from .influence import info_nce_metric as info_nce_metric
+from .influence import soft_ndcg_metric as soft_ndcg_metric
+from .policy import UNIFORM as UNIFORM
+from .policy import Anchored as Anchored
+from .policy import Matching as Matching
+from .policy import Mirror as Mirror
+from .policy import PolicyGradient as PolicyGradient
+from .policy import Temperature as Temperature
+from .policy import Weights as Weights
+from .strategies import CRISP as CRISP
+from .strategies import TDRO as TDRO
+from .strategies import Aioli as Aioli
+from .strategies import Cooldown as Cooldown
+from .strategies import DoGE as DoGE
+from .strategies import DoReMi as DoReMi
+from .strategies import InfDDS as InfDDS
+from .strategies import MultiDDS as MultiDDS
+from .strategies import Replay as Replay
+from .strategies import Static as Static
+from .strategies import Strategy as Strategy
+from .strategies import TargetOnly as TargetOnly
+from .training.group_losses import group_losses as group_losses
+from .training.losses import info_nce as info_nce
+from .training.trainer import MixtureTrainer as MixtureTrainer
+
+__version__: str
