@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -33,7 +31,7 @@ from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.training.rehearsal import GROUP, check_environment
 from tests.hostile.cases_models import LAYER, change_weights
-from tests.hostile.workplace import error_line, write_workplace
+from tests.hostile.workplace import Case, error_line, run_program, write_workplace
 
 Load = Callable[..., Recipe]
 WHOLE_GROUP = {
@@ -194,15 +192,14 @@ def test_a_rank_beyond_the_group_is_refused_by_name(name: str, monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_the_program_says_so_in_one_line(place: Path) -> None:
-    # In a process of its own, because one of a group ends at once.
-    command = [sys.executable, "-c", "from mixfluence.cli import main; main()", "train", "recipe.yaml"]
-    ended = subprocess.run(
-        command, env=os.environ | {"WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == 2
-    message = error_line(ended.stderr, place)
-    assert message.startswith("WORLD_SIZE without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: torchrun sets them all")
+def test_a_process_of_a_group_ends_at_once_with_one_error_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    assert run_program(Case("an incomplete process group", environment={"WORLD_SIZE": "2"}), place) == 2
+    assert ended == [2]
+    assert error_line(capfd.readouterr().err, place).startswith("WORLD_SIZE without RANK, ")
     assert not (place / "run" / "trace.jsonl").exists()
 
 
