@@ -68,7 +68,7 @@ def test_mistakes_exit_with_2_and_one_line(tmp_path: Path) -> None:
     result = mixfluence("train", "wrong.yaml", folder=tmp_path)
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.strip() == "error: wrong.yaml:1: unknown key 'modle'; did you mean 'model'?"
+    assert result.stderr.strip() == "error: wrong.yaml:2: unknown key 'modle'; did you mean 'model'?"
     assert mixfluence_here("train", folder=tmp_path).returncode == 2
     assert "english13" in mixfluence_here("train", "nothing", folder=tmp_path).stderr
 

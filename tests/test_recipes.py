@@ -64,7 +64,7 @@ def test_a_wrong_recipe_among_others_is_named(tmp_path: Path, capsys: pytest.Cap
     folder = tmp_path / "recipes"
     shutil.copytree(RECIPES, folder)
     (folder / "my-wrong-one.yaml").write_text(SMALL.replace("steps:", "stepz:"), encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"my-wrong-one\.yaml:6: training: unknown key 'stepz'"):
+    with pytest.raises(RecipeError, match=r"my-wrong-one\.yaml:7: training: unknown key 'stepz'"):
         check_folder(folder)
     assert capsys.readouterr().out == ""
 
@@ -163,7 +163,7 @@ def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("steps: 10", "stepz: 10", r"recipe.yaml:6: training: unknown key 'stepz'; did you mean 'steps'\?"),
+        ("steps: 10", "stepz: 10", r"recipe.yaml:7: training: unknown key 'stepz'; did you mean 'steps'\?"),
         ("steps: 10", "steps: many", r"recipe.yaml:7: training\.steps: .*integer.*found 'many'"),
         ("steps: 10", "steps: true", r"recipe.yaml:7: training\.steps: .*True"),
         ("steps: 10", "steps: 010", r"recipe.yaml:7: training\.steps: .*'010'"),

@@ -215,18 +215,19 @@ def _located(tree: yaml.Node, error: ErrorDetails) -> str:
         found = error["input"].get(tag) if isinstance(error["input"], dict) else error["input"]
         keys, message = [*keys, tag], f"expected one of {known}, found {short(found)}"
     name = ".".join(map(str, keys))
-    # An error about several keys has no location; its message starts with the key.
-    line = _line(tree, keys or message.partition(":")[0].split("."))
+    # An error about several keys has no location; its message starts with the first of them.
+    first = [] if keys else re.split(r"[^\w.]", message, maxsplit=1)[0].split(".")
+    line = _line(tree, [*keys, *first, *re.findall(r"unknown key '([^']*)'", message)])
     return f"{line}: {name + ': ' if name else ''}{message}"
 
 
 def _line(node: yaml.Node, keys: Sequence[str | int]) -> int:
-    """Return the line of the deepest key on the path that the file contains."""
+    """Return the line of the deepest key on a path; keys that the file does not contain are skipped."""
     line = node.start_mark.line + 1
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((name, value) for name, value in pairs if name.value == str(key)), None)
-        if found is None:
-            break
-        line, node = found[0].start_mark.line + 1, found[1]
+        for name, value in pairs:
+            if name.value == str(key):
+                line, node = name.start_mark.line + 1, value
+                break
     return line

@@ -52,7 +52,7 @@ CASES = [
         "a misspelt key",
         "  steps: 4",
         "  stepz: 4",
-        "recipe.yaml:7",
+        "recipe.yaml:8",
         says="training: unknown key 'stepz'; did you mean 'steps'?",
     ),
     change("a duplicate key", "name: tiny", "name: tiny\nname: twice", "recipe.yaml:2", "name", says="duplicate key"),
