@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, exit codes, messages on the right stream."""
+"""The command line: exit codes, messages on the right stream. A process where the process is the point."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mixfluence import __version__
 from tests.hostile.workplace import Case, run_program
 from tests.test_experiment import recipe_path
 
@@ -25,23 +26,23 @@ def mixfluence(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def mixfluence_here(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this process, which has imported already what a new one would import for seconds."""
+    """Run the command line in this process, which saves the imports of a new one."""
     with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
         code = run_program(Case("nothing", shlex.join(words)), folder)
     return subprocess.CompletedProcess(words, code, output.getvalue(), errors.getvalue())
 
 
-def test_help_is_there_and_loads_nothing_heavy(tmp_path: Path) -> None:
-    result = mixfluence("--help", folder=tmp_path)
-    assert result.returncode == 0
-    assert all(verb in result.stdout for verb in ("demo", "train", "evaluate", "recipes"))
-    modules = subprocess.run(
-        [sys.executable, "-c", "import sys, mixfluence.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert modules.stdout.split() == ["False", "False"]
+def test_the_program_and_the_module_print_the_version(tmp_path: Path) -> None:
+    assert mixfluence("--version", folder=tmp_path).stdout == f"mixfluence {__version__}\n"
+    module = [sys.executable, "-m", "mixfluence", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout.endswith(f" {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [["-h"], ["--help"], []])
+def test_help_lists_the_verbs(words: list[str], tmp_path: Path) -> None:
+    result = mixfluence_here(*words, folder=tmp_path)
+    assert all(verb in result.stdout for verb in ("demo", "train", "evaluate", "recipes", "Exit codes"))
+    assert "KEY=VALUE" in mixfluence_here("train", "-h", folder=tmp_path).stdout
 
 
 def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
@@ -67,17 +68,17 @@ def test_mistakes_exit_with_2_and_one_line(tmp_path: Path) -> None:
     result = mixfluence("train", "wrong.yaml", folder=tmp_path)
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.strip() == "error: wrong.yaml:1: unknown key 'modle'; did you mean 'model'?"
-    assert mixfluence("train", folder=tmp_path).returncode == 2
-    assert "english13" in mixfluence("train", "nothing", folder=tmp_path).stderr
+    assert result.stderr.strip() == "error: wrong.yaml:2: unknown key 'modle'; did you mean 'model'?"
+    assert mixfluence_here("train", folder=tmp_path).returncode == 2
+    assert "english13" in mixfluence_here("train", "nothing", folder=tmp_path).stderr
 
 
 def test_recipes_can_be_listed_shown_copied_and_checked(tmp_path: Path) -> None:
-    assert "pydocs" in mixfluence("recipes", folder=tmp_path).stdout
-    shown = mixfluence("recipes", "show", "pydocs", folder=tmp_path).stdout
-    assert mixfluence("recipes", "copy", "pydocs", folder=tmp_path).returncode == 0
+    assert "pydocs" in mixfluence_here("recipes", folder=tmp_path).stdout
+    shown = mixfluence_here("recipes", "show", "pydocs", folder=tmp_path).stdout
+    assert mixfluence_here("recipes", "copy", "pydocs", folder=tmp_path).returncode == 0
     assert (tmp_path / "pydocs.yaml").read_text(encoding="utf-8") == shown
-    assert mixfluence("recipes", "copy", "pydocs", folder=tmp_path).returncode == 2
-    checked = mixfluence("recipes", "check", "pydocs.yaml", "training.steps=200", folder=tmp_path)
+    assert mixfluence_here("recipes", "copy", "pydocs", folder=tmp_path).returncode == 2
+    checked = mixfluence_here("recipes", "check", "pydocs.yaml", "training.steps=200", folder=tmp_path)
     assert checked.returncode == 0
     assert "steps: 200" in checked.stdout

@@ -259,7 +259,7 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
     [
         (
             "\n  name: inf-dds\n  probe:\n    stat: inherited",
-            r"recipe.yaml:11: strategy\.probe: unknown key 'stat'; did you mean 'state'\?$",
+            r"recipe.yaml:12: strategy\.probe: unknown key 'stat'; did you mean 'state'\?$",
         ),
         (
             "\n  name: inf-dds\n  probe:\n    learning_rate: fast",
@@ -280,11 +280,11 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
         ),
         (
             "\n  name: inf-dds\n  rule: miror",
-            r"recipe.yaml:11: strategy\.rule: name: .*anchored.*'miror'$",
+            r"recipe.yaml:11: strategy\.rule\.name: .*anchored.*'miror'$",
         ),
         (
             "\n  name: inf-dds\n  rule:\n    name: miror",
-            r"recipe.yaml:11: strategy\.rule: name: .*'miror'$",
+            r"recipe.yaml:12: strategy\.rule\.name: .*'miror'$",
         ),
         (
             "\n  name: inf-dds\n  rule: {name: mirror, memory: 0.5}",
@@ -309,7 +309,7 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
         ),
         (
             "\n  name: inf-dds\n  preset: paper\n  update_evry: 3",
-            r"recipe.yaml:9: strategy: unknown key 'update_evry'; did you mean 'update_every'\?$",
+            r"recipe.yaml:12: strategy: unknown key 'update_evry'; did you mean 'update_every'\?$",
         ),
         (
             "\n  name: inf-dds\n  update_every: 0",
@@ -323,8 +323,8 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
             "\n  name: inf-dds\n  init: {weights: {rule: much}}",
             r"recipe.yaml:11: strategy\.init\.weights\.rule: input should be a valid number, found 'much'$",
         ),
-        ("\n  name: static\n  gate: true", r"recipe.yaml:9: strategy: unknown key 'gate'"),
-        ("inf-dss", r"recipe.yaml:9: strategy: name: .*inf-dds.*'inf-dss'$"),
+        ("\n  name: static\n  gate: true", r"recipe.yaml:11: strategy: unknown key 'gate'"),
+        ("inf-dss", r"recipe.yaml:9: strategy\.name: expected one of static, .*, found 'inf-dss'$"),
     ],
 )
 def test_a_wrong_strategy_names_the_place(tmp_path: Path, strategy: str, message: str) -> None:
@@ -335,7 +335,7 @@ def test_a_wrong_strategy_names_the_place(tmp_path: Path, strategy: str, message
 
 def test_influence_needs_a_dev_set(tmp_path: Path) -> None:
     text = SMALL.replace("dev: [pandas]\n", "") + "strategy: inf-dds\n"
-    with pytest.raises(RecipeError, match=r"recipe.yaml:1: strategy inf-dds needs at least one dev set"):
+    with pytest.raises(RecipeError, match=r"recipe.yaml:8: strategy inf-dds needs at least one dev set"):
         load_recipe(write(tmp_path, text))
     assert load_recipe(write(tmp_path, text), ["strategy=static"]).strategy.name == "static"
 

@@ -15,7 +15,6 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 from transformers import ProgressCallback, TrainerCallback
 
-from mixfluence.config.host import fit_types
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
@@ -23,6 +22,7 @@ from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.recipe_yaml import fit_types
 from mixfluence.run_folder import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.group_dro import group_losses

@@ -1,15 +1,15 @@
-"""Errors a user can act on. The command line prints their message alone, without a traceback."""
+"""Errors that a user can fix. The command line prints their message without a traceback."""
 
 from __future__ import annotations
 
 
 class MixfluenceError(Exception):
-    """Base of every error whose message tells the user what to change."""
+    """Base class of errors whose message says what to change."""
 
 
 class RecipeError(MixfluenceError):
-    """A recipe names something that does not exist, is misspelt or contradicts itself."""
+    """A recipe or an argument is misspelt, of the wrong type, contradictory or refers to something missing."""
 
 
 class DataError(MixfluenceError):
-    """A data file is missing, damaged or does not say what its format promises."""
+    """A data file is missing, damaged or not in its format."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the power goes."""
+"""Atomic writes: after a crash a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` that takes its name when the block ends without error."""
+    """Yield a temporary path that replaces `path` when the block ends without error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -23,13 +23,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
+    """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk itself."""
+    """Flush a file, or the entries of a folder, to disk."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

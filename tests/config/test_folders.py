@@ -1,7 +1,7 @@
 """A folder where a recipe is expected.
 
-- Every verb that takes a recipe, and a recipe that extends one, says which file in the folder to give instead.
-- What it says to type goes on with a run that was stopped; a run that is finished is not said to go on.
+- Every verb that takes a recipe, and `extends`, name the file in the folder to give instead.
+- The suggested command resumes a stopped run; for a finished run there is no such suggestion.
 """
 
 from __future__ import annotations
@@ -37,50 +37,51 @@ VERBS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where somebody has a recipe of their own, and stands beside it."""
+    """A folder with a recipe, below the current one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "recipe.yaml").write_text(SMALL, encoding="utf-8")
     return Path("place")
 
 
-def told(name: str) -> str:
+def message_for(name: str) -> str:
     with pytest.raises(RecipeError) as refused:
         find_recipe(name)
     return str(refused.value)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_says_which_file_to_give(folder: Path, verb: str) -> None:
+def test_every_verb_names_the_file_to_give(folder: Path, verb: str) -> None:
     refused = CliRunner().invoke(app, shlex.split(verb.format(folder))).exception
     assert isinstance(refused, RecipeError)
-    assert str(refused) == "place: a folder, not a recipe; the recipe in it is place/recipe.yaml"
+    assert str(refused).startswith("place: ")
+    assert "place/recipe.yaml" in str(refused)
 
 
-def test_a_recipe_that_extends_a_folder_says_so_too(folder: Path) -> None:
+def test_extending_a_folder_names_the_file_to_give(folder: Path) -> None:
     (folder / "recipe.yaml").write_text(f"extends: {folder}\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"^place: a folder, not a recipe; the recipe in it is place/recipe\.yaml$"):
+    with pytest.raises(RecipeError, match=r"^place: .*place/recipe\.yaml$"):
         load_recipe(folder / "recipe.yaml")
 
 
-def test_a_folder_without_a_recipe_is_told_apart(folder: Path) -> None:
+def test_a_folder_without_a_recipe_has_its_own_message(folder: Path) -> None:
     (folder / "recipe.yaml").unlink()
-    assert told("place/") == "place: a folder, not a recipe, and there is no recipe.yaml in it"
+    assert message_for("place/") == "place: expected a recipe file, found a folder without recipe.yaml"
     (folder / "recipe.yaml").mkdir()
-    assert told("place") == "place: a folder, not a recipe, and there is no recipe.yaml in it"
+    assert message_for("place") == message_for("place/")
 
 
 @pytest.mark.parametrize("begun", ["trace.jsonl", "stages"])
-def test_only_a_run_that_can_go_on_is_said_to(folder: Path, begun: str) -> None:
-    assert "--resume" not in told("place")
+def test_only_an_unfinished_run_suggests_to_resume(folder: Path, begun: str) -> None:
+    assert "--resume" not in message_for("place")
     (folder / begun).touch()
-    assert told("place").endswith(", and 'mixfluence train place/recipe.yaml --resume' goes on with its run")
+    assert "'mixfluence train place/recipe.yaml --resume'" in message_for("place")
     (folder / "record.json").touch()
-    assert "--resume" not in told("place")
+    assert "--resume" not in message_for("place")
 
 
 @pytest.mark.slow
-def test_what_it_says_to_type_goes_on_with_the_run(
+def test_the_suggested_command_resumes_the_run(
     recipe_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def error_of(command: str) -> str:

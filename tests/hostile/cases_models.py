@@ -1,4 +1,4 @@
-"""Encoders that cannot be loaded, or should not be."""
+"""Encoders that cannot or must not be loaded."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ EVIL = pickle.dumps(Payload(), protocol=2)
 
 
 def named(what: str, name: str) -> Case:
-    return Case(what, f"train recipe.yaml 'model.name={name}'")
+    return Case(what, f"train recipe.yaml 'model.name={name}'", (name,))
+
+
+def damaged(what: str, arrange: Arrange, *names: str, says: str = "") -> Case:
+    return Case(what, "train recipe.yaml", names or ("'model'",), says, arrange=arrange)
 
 
 def with_file(name: str, content: bytes | str | None, without: str | None = None) -> Arrange:
-    """Write or take away a file of the model."""
+    """Write or remove a file of the model."""
 
     def arrange(folder: Path) -> None:
         path = own_model(folder) / name
@@ -63,7 +67,7 @@ def with_config(**changes: Any) -> Arrange:
 
 
 def with_modules(*modules: dict[str, Any], dense: bytes | None = None) -> Arrange:
-    """Say what the model is made of, perhaps with the pickled weights of a layer."""
+    """Replace the list of modules; `dense` are the pickled weights of a layer."""
 
     def arrange(folder: Path) -> None:
         model = own_model(folder)
@@ -78,7 +82,7 @@ def with_modules(*modules: dict[str, Any], dense: bytes | None = None) -> Arrang
 
 
 def change_weights(model: Path, change: Callable[[Tensors], Tensors]) -> None:
-    """Write other weights than those that the model was saved with."""
+    """Replace the weights of a saved model."""
     path = model / "model.safetensors"
     changed = change(load_file(path))
     save_file({name: tensor.contiguous() for name, tensor in changed.items()}, path, metadata={"format": "pt"})
@@ -97,7 +101,7 @@ def cut_short(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def without_words(folder: Path) -> None:
+def without_tokenizer(folder: Path) -> None:
     for path in list(own_model(folder).iterdir()):
         if path.name.startswith(("token", "vocab")):
             path.unlink()
@@ -108,56 +112,61 @@ def empty(folder: Path) -> None:
 
 
 CASES = [
-    named("an id of the hub, and no network", "nobody/nothing"),
-    named("a folder that is not there", "./absent"),
+    named("a hub id without network", "nobody/nothing"),
+    named("a missing folder", "./absent"),
     named("a name with spaces", "a b c"),
     named("an address", "https://example.org/model"),
     named("a file", "recipe.yaml"),
-    Case("an empty folder", "train recipe.yaml model.name=empty", arrange=empty),
-    Case("no weights", arrange=with_file("model.safetensors", None)),
-    Case("weights cut short", arrange=cut_short),
-    Case("weights that are none", arrange=with_file("model.safetensors", "nothing")),
-    Case("weights that are not numbers", arrange=with_tensors(lambda tensor: torch.full_like(tensor, torch.nan))),
-    Case("weights of another shape", arrange=with_tensors(lambda tensor: tensor[:1])),
-    Case(
-        "weights that lack a layer",
-        arrange=with_weights(lambda all: {k: v for k, v in all.items() if not k.startswith(LAYER)}),
+    Case("an empty folder", "train recipe.yaml model.name=empty", ("'empty'",), arrange=empty),
+    damaged("no weights", with_file("model.safetensors", None)),
+    damaged("truncated weights", cut_short, says="cannot be loaded"),
+    damaged("weights that are text", with_file("model.safetensors", "nothing")),
+    damaged("NaN weights", with_tensors(lambda tensor: torch.full_like(tensor, torch.nan))),
+    damaged("weights of another shape", with_tensors(lambda tensor: tensor[:1]), "model/model.safetensors"),
+    damaged(
+        "weights without a layer",
+        with_weights(lambda all: {k: v for k, v in all.items() if not k.startswith(LAYER)}),
+        *("model/model.safetensors", f"{LAYER}.weight"),
     ),
-    Case(
+    damaged(
         "weights under other names",
-        arrange=with_weights(lambda all: {f"module.{name}": tensor for name, tensor in all.items()}),
+        with_weights(lambda all: {f"module.{name}": tensor for name, tensor in all.items()}),
+        "model/model.safetensors",
     ),
-    Case(
+    damaged(
         "one tensor of another shape",
-        arrange=with_weights(lambda all: all | {f"{LAYER}.bias": all[f"{LAYER}.bias"][:3]}),
+        with_weights(lambda all: all | {f"{LAYER}.bias": all[f"{LAYER}.bias"][:3]}),
+        *("model/model.safetensors", f"{LAYER}.bias"),
     ),
-    Case("a config that is no JSON", arrange=with_file("config.json", "{")),
-    Case("a config 100,000 brackets deep", arrange=with_file("config.json", "[" * 100_000)),
-    Case("an unknown architecture", arrange=with_config(model_type="unheard-of")),
-    Case("a text for a size", arrange=with_config(hidden_size="x")),
-    Case("no tokenizer", arrange=without_words),
-    Case("a damaged tokenizer", arrange=with_file("tokenizer.json", "{")),
-    Case("no pooling", arrange=with_modules(TRANSFORMER)),
-    Case("a list of modules without paths", arrange=with_modules({"idx": 0})),
-    Case(
-        "pickled weights that would run code",
-        arrange=with_file("pytorch_model.bin", EVIL, without="model.safetensors"),
+    damaged("a config that is not JSON", with_file("config.json", "{")),
+    damaged("an unknown architecture", with_config(model_type="unheard-of")),
+    damaged("text for a size", with_config(hidden_size="x")),
+    damaged("no tokenizer", without_tokenizer),
+    damaged("a damaged tokenizer", with_file("tokenizer.json", "{")),
+    damaged("no pooling", with_modules(TRANSFORMER)),
+    damaged("a list of modules without paths", with_modules({"idx": 0})),
+    damaged(
+        "pickled weights",
+        with_file("pytorch_model.bin", EVIL, without="model.safetensors"),
+        "model/pytorch_model.bin",
+        says="safetensors",
     ),
-    Case(
+    damaged(
         "pickled weights in pieces",
-        arrange=with_file("pytorch_model-00001-of-00001.bin", EVIL, without="model.safetensors"),
+        with_file("pytorch_model-00001-of-00001.bin", EVIL, without="model.safetensors"),
+        "model/pytorch_model-00001-of-00001.bin",
     ),
-    Case("a pickle called safetensors", arrange=with_file("model.safetensors", EVIL)),
-    Case("pickled weights of a layer in a folder of its own", arrange=with_modules(TRANSFORMER, DENSE, dense=EVIL)),
-    Case(
-        "a model that brings code",
-        arrange=with_config(model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}),
+    damaged("a pickle called safetensors", with_file("model.safetensors", EVIL)),
+    damaged("pickled weights of a layer in a folder of its own", with_modules(TRANSFORMER, DENSE, dense=EVIL)),
+    damaged(
+        "a model with custom code",
+        with_config(model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}),
     ),
-    Case("a module that is code of the folder", arrange=with_modules(TRANSFORMER | {"type": "evil.Evil"})),
-    Case("a module that is a program", arrange=with_modules(TRANSFORMER | {"type": "os.system"})),
-    Case("a passage length beyond the positions", "train recipe.yaml model.passage_length=1000"),
-    Case("lengths of a static model", "train recipe.yaml model.name=wordllama model.query_length=5"),
-    Case("an unknown pooling", "train recipe.yaml model.pooling=max"),
-    Case("a revision of a folder", "train recipe.yaml model.revision=main"),
-    Case("no model where one is to be scored", "evaluate data --recipe recipe.yaml"),
+    damaged("a module that is custom code", with_modules(TRANSFORMER | {"type": "evil.Evil"}), "evil.Evil"),
+    damaged("a module that is a program", with_modules(TRANSFORMER | {"type": "os.system"}), "os.system"),
+    Case("a passage length too long", "train recipe.yaml model.passage_length=1000", ("'model'", "1000")),
+    Case("lengths of a static model", "train recipe.yaml model.name=wordllama model.query_length=5", ("'wordllama'",)),
+    Case("an unknown pooling", "train recipe.yaml model.pooling=max", ("recipe.yaml:2", "model.pooling", "'max'")),
+    Case("a revision of a folder", "train recipe.yaml model.revision=main", ("'model'", "revision")),
+    Case("a folder that is not a model", "evaluate data --recipe recipe.yaml", ("'data'",)),
 ]

@@ -1,4 +1,4 @@
-"""A place to do wrong in, and one where a run has been finished."""
+"""A folder with a finished run."""
 
 from __future__ import annotations
 

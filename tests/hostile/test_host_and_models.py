@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -33,7 +31,7 @@ from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.training.preflight import LAUNCHER, check_environment
 from tests.hostile.cases_models import LAYER, change_weights
-from tests.hostile.workplace import told, write_workplace
+from tests.hostile.workplace import Case, error_line, run_program, write_workplace
 
 Load = Callable[..., Recipe]
 WHOLE_GROUP = {
@@ -89,7 +87,9 @@ def test_whatever_an_argument_is_set_to_it_is_taken_or_named(load: Load, value: 
     refused = {name: refusal(load(**{name: value})) for name in ARGUMENTS}
     assert any(refused.values())
     for name, message in refused.items():
-        assert message is None or message.startswith((f"training.host.{name}: ", f"training.host: {name!r} is set by"))
+        assert message is None or message.startswith(
+            (f"training.trainer_args.{name}: ", f"training.trainer_args: {name!r} is set by")
+        )
         assert "\n" not in (message or "")
 
 
@@ -114,7 +114,7 @@ def test_kernels_are_refused_where_the_host_has_none(load: Load) -> None:
     check_host(load(use_liger_kernel="no"))
     message = refusal(load(use_liger_kernel=True))
     assert (message is None) == is_liger_kernel_available()
-    assert message is None or message.startswith("training.host.use_liger_kernel: needs the package liger-kernel")
+    assert message is None or message.startswith("training.trainer_args.use_liger_kernel: ")
 
 
 def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:
@@ -159,15 +159,14 @@ def test_a_part_of_a_group_is_refused_by_name(missing: str, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_the_program_says_so_in_one_line(place: Path) -> None:
-    # In a process of its own, because one of a group ends at once.
-    command = [sys.executable, "-c", "from mixfluence.cli import main; main()", "train", "recipe.yaml"]
-    ended = subprocess.run(
-        command, env=os.environ | {"WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == 2
-    message = told(ended.stderr, place)
-    assert message.startswith("WORLD_SIZE without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: ")
+def test_a_process_of_a_group_ends_at_once_with_one_error_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    assert run_program(Case("an incomplete process group", environment={"WORLD_SIZE": "2"}), place) == 2
+    assert ended == [2]
+    assert error_line(capfd.readouterr().err, place).startswith("WORLD_SIZE without RANK, ")
     assert not (place / "run" / "trace.jsonl").exists()
 
 

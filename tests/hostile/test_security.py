@@ -1,9 +1,9 @@
-"""Nothing that is read is run, and nothing secret is written.
+"""Files are never executed and secrets are never written.
 
-- A checkpoint with pickles that would create a file creates none, whichever of its files they are.
-- The code of the package unpacks no archive, unpickles nothing, evaluates no text and loads YAML by safe loaders only.
+- Pickles in a checkpoint are not loaded.
+- The package unpacks no archive, unpickles nothing, evaluates no text and loads YAML with safe loaders only.
 - Tokens of the environment are in no file of a run.
-- A damaged cache is made anew and gives what the whole one gave.
+- A damaged cache is rebuilt with the same contents.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.encoders import load_encoder
 from mixfluence.training.checkpoints import seal
 from tests.data.readers import read_pairs
-from tests.hostile.cases_checkpoints import RESUME, unfinished
 from tests.hostile.cases_models import EVIL, PWNED
+from tests.hostile.cases_runs import RESUME, unfinished
 from tests.hostile.workplace import Case, run_program, write_workplace
 
 SECRET = "hf_thisShouldBeNowhere"
@@ -42,7 +43,7 @@ def test_the_pickle_of_these_tests_does_create_a_file(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
-def test_a_pickle_in_a_checkpoint_runs_nothing(
+def test_a_pickle_in_a_checkpoint_is_not_executed(
     name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "place"
@@ -67,13 +68,17 @@ def test_pickles_beside_good_weights_are_not_opened(
     assert not (tmp_path / PWNED).exists()
 
 
-def syntax() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            yield str(path.relative_to(SOURCE)), node
+@cache
+def syntax() -> list[tuple[str, ast.AST]]:
+    return [
+        (str(path.relative_to(SOURCE)), node)
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)
+    ]
 
 
-def test_the_package_knows_no_way_to_run_what_it_reads() -> None:
+def test_the_package_cannot_execute_what_it_reads() -> None:
     found = []
     for place, node in syntax():
         if isinstance(node, ast.Call):

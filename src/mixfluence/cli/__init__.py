@@ -1,10 +1,10 @@
-"""The command line: one verb a file, heavy imports inside the verbs so that `--help` is quick."""
+"""The command line: one verb a file, with heavy imports inside the verbs so that `--help` is fast."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,7 +17,7 @@ from mixfluence.cli.report import report
 from mixfluence.cli.signals import leave
 from mixfluence.cli.status import status
 from mixfluence.cli.study import study
-from mixfluence.cli.terminal import errors
+from mixfluence.cli.terminal import note, print_line
 from mixfluence.cli.train import train
 from mixfluence.cli.weights import weights
 from mixfluence.errors import MixfluenceError
@@ -26,20 +26,36 @@ FAILED, BAD_INPUT = 1, 2
 
 app = typer.Typer(
     name="mixfluence",
-    help="Choose, while training, which dataset the next batch comes from.",
-    epilog="Exit codes: 0 done, 1 unexpected failure, 2 wrong input (the message says which), 130 interrupted, "
-    "143 terminated.",
+    epilog="Exit codes: 0 success, 1 unexpected failure, 2 wrong input, 130 interrupted, 143 terminated.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (demo, plan, train, status, evaluate, compare, report, weights, study):
     app.command()(verb)
 app.add_typer(recipes, name="recipes")
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from mixfluence import __version__
+
+        print_line(f"mixfluence {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Choose, while training, which dataset the next batch comes from."""
+
+
 def main() -> None:
-    """Run the command line; a mistake of the user, or of the disk, ends in one message instead of a traceback."""
+    """Run the command line; errors of the user or the disk end with one message instead of a traceback."""
     try:
         app()
     except MixfluenceError as error:
@@ -51,9 +67,9 @@ def main() -> None:
 
 
 def _end(code: int, message: str | None = None) -> NoReturn:
-    """End the program, the processes of a group at once: threads of the group abort those that take their time."""
+    """End the program; a process of a group at once, because the group's threads would abort a slower exit."""
     if message:
-        errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        note(f"error: {message}", "red")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         leave(code)
     sys.exit(code)

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mixfluence.cli.evaluate import Measure
-from mixfluence.cli.result import write_result
-from mixfluence.cli.terminal import output
+from mixfluence.cli.terminal import Measure, output, write_result
 
 if TYPE_CHECKING:
     from mixfluence.report.comparison import Comparison

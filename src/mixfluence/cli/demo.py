@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from mixfluence.cli.terminal import errors, output, prepare, print_line
+from mixfluence.cli.terminal import errors, note, output, prepare, print_line, read_recipe
 
-# A transformer wants a smaller step, and on two cores fewer and shorter ones.
+# A transformer needs a smaller learning rate, and on two cores fewer and shorter steps.
 MINILM_CHANGES = [
     "model.query_length=32",
     "model.passage_length=96",
@@ -30,7 +30,7 @@ SAMPLERS = {
 
 
 class Encoder(StrEnum):
-    """What the demo can adapt."""
+    """Encoders that the demo can adapt."""
 
     WORDLLAMA = "wordllama"
     MINILM = "minilm"
@@ -43,29 +43,26 @@ def demo(
     target: Annotated[str, typer.Option(help="The library to adapt to.")] = "scikit-learn",
     to: Annotated[Path, typer.Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
 ) -> None:
-    """Adapt an encoder to a library's documentation on this machine and show what each sampler gives."""
+    """Adapt an encoder to the documentation of a library on this machine, once with each of four samplers."""
     prepare()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.data.weights import read_weights
     from mixfluence.experiment import evaluate_tasks, run
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
     from mixfluence.report.tables import score_table
     from mixfluence.training.display import ProgressDisplay
 
     changes = [f"model.name={encoder}", *pool_changes(target)]
     changes += MINILM_CHANGES if encoder is Encoder.MINILM else []
-    recipe = load_recipe(find_recipe("pydocs"), changes)
-    errors.print("reading the docstrings of installed libraries (half a minute the first time)", style="dim")
+    recipe = read_recipe("pydocs", changes)
+    note("reading the docstrings of installed libraries (half a minute the first time)")
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
     rows = {"zero-shot": evaluate_tasks(build_model(recipe.model), tasks, recipe)}
     for label, change in SAMPLERS.items():
         folder = to / label
         shutil.rmtree(folder, ignore_errors=True)
         own = [change.format(target=target), f"output={folder}"]
-        rows[label] = run(
-            load_recipe(find_recipe("pydocs"), [*changes, *own]), callbacks=[ProgressDisplay(errors, label)]
-        )
+        rows[label] = run(read_recipe("pydocs", [*changes, *own]), callbacks=[ProgressDisplay(errors, label)])
     print_line(f"NDCG@10 on {len(tasks[target].queries)} test queries:")
     output.print(score_table(rows))
     learned = sorted(read_weights(to / "inf-dds" / "weights.json").items(), key=lambda item: -item[1])
@@ -74,7 +71,7 @@ def demo(
 
 
 def pool_changes(target: str) -> list[str]:
-    """Return what makes a library the target: few rows of its own, all of the other libraries."""
+    """Return the overrides for a target: its own few training rows, and all rows of the other libraries."""
     from mixfluence.data.pydocs import LIBRARIES
 
     splits = {library: {"split": "train" if library == target else "all"} for library in LIBRARIES}

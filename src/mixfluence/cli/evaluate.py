@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mixfluence.cli.terminal import errors, output, prepare, print_line
+from mixfluence.cli.terminal import Measure, MeasureOption, errors, output, prepare, print_line, read_recipe
 from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
-
-
-class Measure(StrEnum):
-    """What a table can show."""
-
-    NDCG = "ndcg@10"
-    MRR = "mrr@10"
-    RECALL = "recall@100"
-    MAP = "map@100"
 
 
 def evaluate(
@@ -29,10 +19,10 @@ def evaluate(
         list[str], typer.Argument(metavar="RUN_OR_MODEL", help="Run folders, model folders, or encoder names.")
     ],
     recipe: Annotated[
-        str | None, typer.Option(help="Whose test sets and lengths to use; a run's own if not given.")
+        str | None, typer.Option(help="Recipe with the test sets and lengths; default: that of the first run.")
     ] = None,
     bm25: Annotated[bool, typer.Option("--bm25", help="Add a row for BM25.")] = False,
-    measure: Annotated[Measure, typer.Option(help="What to show.")] = Measure.NDCG,
+    measure: MeasureOption = Measure.NDCG,
     to: Annotated[Path | None, typer.Option(help="Write per-query scores into this folder.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, as for train.")
@@ -61,18 +51,16 @@ def evaluate(
 
 
 def _labels(systems: list[str]) -> list[str]:
-    """Return the last part of each path, or the whole paths if that would make two systems look like one."""
+    """Return the last part of each path, or the whole paths where that would be ambiguous."""
     names = [Path(system).name or system for system in systems]
     return names if len(set(names)) == len(names) else systems
 
 
 def _recipe(systems: list[str], name: str | None, overrides: list[str]) -> Recipe:
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
-
-    runs = [Path(system) / "recipe.yaml" for system in systems if (Path(system) / "recipe.yaml").is_file()]
+    runs = [str(path) for path in (Path(system) / "recipe.yaml" for system in systems) if path.is_file()]
     if name is None and not runs:
-        raise RecipeError(f"{systems[0]}: not a run folder, so --recipe must say on what to evaluate it")
-    recipe = load_recipe(find_recipe(name) if name else runs[0], overrides)
+        raise RecipeError(f"{systems[0]}: not a run folder; give the test sets with --recipe")
+    recipe = read_recipe(name or runs[0], overrides)
     if not recipe.test:
-        raise RecipeError(f"{name or runs[0]}: the recipe names no test set")
+        raise RecipeError(f"{name or runs[0]}: the recipe has no test sets")
     return recipe

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mixfluence.cli.terminal import print_line
+from mixfluence.cli.terminal import Overrides, RecipeName, print_line, read_recipe
 from mixfluence.errors import RecipeError
 
 app = typer.Typer(help="The recipes that ship with mixfluence.", invoke_without_command=True)
@@ -27,55 +27,53 @@ def list_recipes(context: typer.Context) -> None:
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="Name or file.")]) -> None:
-    """Print a recipe as it was written; `check` fills in its defaults."""
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
+def show(recipe: RecipeName) -> None:
+    """Print a recipe as written; `check` adds its defaults."""
+    from mixfluence.recipe_yaml import find_recipe
 
-    path = find_recipe(name)
-    # What is no recipe is not printed: it may be anything.
-    load_recipe(path, files_may_be_missing=True)
-    print_line(path.read_text(encoding="utf-8").rstrip())
+    # Refuses files that are not recipes.
+    read_recipe(recipe, files_may_be_missing=True)
+    print_line(find_recipe(recipe).read_text(encoding="utf-8").rstrip())
 
 
 @app.command()
 def copy(
-    name: Annotated[str, typer.Argument(help="Name of a recipe.")],
-    target: Annotated[Path | None, typer.Argument(help="Where to; NAME.yaml here if not given.")] = None,
+    recipe: RecipeName,
+    target: Annotated[Path | None, typer.Argument(help="Default: the name of the recipe, in this folder.")] = None,
 ) -> None:
-    """Take a recipe home to edit it."""
+    """Copy a recipe to edit it."""
     from mixfluence.recipe_yaml import find_recipe
 
-    source = find_recipe(name)
+    source = find_recipe(recipe)
     path = target or Path(source.name)
     if path.exists():
-        raise RecipeError(f"{path}: is there already")
+        raise RecipeError(f"{path}: already exists")
     shutil.copyfile(source, path)
     print_line(f"wrote {path}")
 
 
 @app.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="Name or file; all recipes that ship if not given.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Name or file; default: every recipe that ships.")] = None,
+    overrides: Overrides = None,
 ) -> None:
-    """Check a recipe and that its data is there; print it with every default filled in.
+    """Validate a recipe, check that its data exists, and print it with all defaults.
 
-    Without a name, check every recipe that ships, whether or not its data is there.
+    Without a name, validate every recipe that ships, without their data.
     """
-    from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
+    from mixfluence.recipe_yaml import RECIPES, dump_recipe
 
-    if name is None:
+    if recipe is None:
         print_line(f"{check_folder(RECIPES)} recipes are valid")
-        return
-    recipe = load_recipe(find_recipe(name), overrides or [])
-    print_line(dump_recipe(recipe).rstrip())
+    else:
+        print_line(dump_recipe(read_recipe(recipe, overrides)).rstrip())
 
 
 def check_folder(folder: Path) -> int:
-    """Print a line for every recipe of a folder, data or not, and return how many there are.
+    """Print a line for every recipe of a folder, without checking their data, and return their number.
 
     Raises:
-        RecipeError: Naming the first one that is wrong, before anything is printed.
+        RecipeError: Naming the first wrong recipe, before anything is printed.
     """
     from mixfluence.recipe_yaml import load_recipe
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mixfluence.cli.result import writing_to
-from mixfluence.cli.terminal import print_line
+from mixfluence.cli.terminal import print_line, writing_to
 
 
 def report(

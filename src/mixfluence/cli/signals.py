@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run trains."""
+"""Ctrl-C and SIGTERM during training."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def interrupt(number: int) -> NoReturn:
-    """Raise `KeyboardInterrupt` with a signal's number; `leave` depends on nobody who might catch it."""
+    """Raise `KeyboardInterrupt` with the number of a signal; use `leave` where it could be caught."""
     raise KeyboardInterrupt(number)
 
 
 def leave(code: int, message: str | None = None) -> NoReturn:
-    """End the program and the processes that it started, wherever it is.
+    """End the program and its child processes at once.
 
-    An exception has a longer way: libraries have clauses that catch everything, and what cleans up, `sys.exit` too,
-    waits for a loader's queue, in vain if a signal has interrupted the queue while it held its lock.
+    An exception may not get through: libraries catch everything in places, and the clean-up of `sys.exit` waits for
+    the queue of a data loader, forever if a signal interrupted the queue while it held its lock.
     """
     from multiprocessing import active_children
 
@@ -41,17 +41,17 @@ def leave(code: int, message: str | None = None) -> NoReturn:
 
 
 class StopSignals:
-    """Catches the signals that ask a program to end, for as long as the block lasts.
+    """Handles SIGINT and SIGTERM inside a `with` block.
 
-    While `patient` is set a first one is only noted, so that training can end its step and write a checkpoint. From
-    the first one on, a child that dies is no error by itself.
+    While `patient` is set, the first signal is only recorded, so that training can finish its step and write a
+    checkpoint. After the first signal, the death of a child process is no error.
 
     Args:
         end: Called with the number of any other signal.
 
     Attributes:
-        received: The last signal's number; None if there was none.
-        patient: Whether a first signal may wait.
+        received: The number of the last signal; None if there was none.
+        patient: Whether the first signal is only recorded.
     """
 
     def __init__(self, end: Callable[[int], NoReturn] = interrupt) -> None:
@@ -78,14 +78,14 @@ class StopSignals:
         waits = self.patient and self.received is None
         self.received = number
         if sys.platform != "win32":
-            # For each worker that dies of the same signal torch would raise an error, wherever the program is by then.
+            # Torch would raise an error for each worker that the same signal ends.
             signal.signal(signal.SIGCHLD, _do_nothing)
         if not waits:
             self._end(number)
 
 
 def _answer_as_worker(number: int) -> None:
-    """What a loader's worker does before it has handlers of its own: Ctrl-C is for its parent, which sends SIGTERM."""
+    """Handle a signal in a loader's worker that has no handlers yet: only its parent's SIGTERM ends it."""
     if number == signal.SIGTERM:
         os._exit(0)
 

@@ -123,7 +123,7 @@ def _run(cells: Sequence[Cell], processes: int, gpus: int, keep_models: bool) ->
 
 
 def _show(chosen: Study, setting: str, cells: Sequence[Cell], failed: dict[str, str], folder: Path) -> None:
-    from mixfluence.cli.result import write_result
+    from mixfluence.cli.terminal import write_result
     from mixfluence.report.screen import Screen
     from mixfluence.study.pages import find, to_json, to_markdown
 
@@ -136,7 +136,7 @@ def _show(chosen: Study, setting: str, cells: Sequence[Cell], failed: dict[str, 
 
 
 def _draw(found: Findings, folder: Path) -> None:
-    from mixfluence.cli.result import tell_written, writing_to
+    from mixfluence.cli.terminal import tell_written, writing_to
     from mixfluence.study.stability import trajectory_lines
 
     name = found.results.study.name

@@ -9,36 +9,32 @@ from typing import Annotated, NoReturn
 import typer
 
 from mixfluence.cli.signals import StopSignals, leave
-from mixfluence.cli.terminal import errors, output, prepare, print_line
+from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, prepare, print_line, read_recipe
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with mixfluence.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as training.steps=100.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
 ) -> None:
-    """Train and test as a recipe says."""
+    """Train and test a model as described by a recipe."""
     with StopSignals(_leave) as signals:
         try:
             _train(recipe, overrides or [], resume, signals)
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else SIGINT
-            if farewell := _farewell(number):
-                errors.print(farewell, style="red")
+            if message := _stop_message(number):
+                errors.print(message, style="red")
             raise typer.Exit(128 + number) from stop
         except Exception:
-            # A worker or another process that the same signal has ended was needed to go on.
+            # After a signal, errors come from workers or other processes that the same signal ended.
             if signals.received is None:
                 raise
             _leave(signals.received)
 
 
 def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals) -> None:
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
-
-    parsed = load_recipe(find_recipe(recipe), overrides)
+    parsed = read_recipe(recipe, overrides)
     prepare(verbose=_first_process())
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
@@ -55,12 +51,12 @@ def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals
 
 
 def _leave(number: int) -> NoReturn:
-    leave(128 + number, _farewell(number))
+    leave(128 + number, _stop_message(number))
 
 
-def _farewell(number: int) -> str | None:
+def _stop_message(number: int) -> str | None:
     reason = "interrupted" if number == SIGINT else "terminated"
-    return f"{reason}; the same command with --resume goes on from the last checkpoint" if _first_process() else None
+    return f"{reason}; the same command with --resume continues from the last checkpoint" if _first_process() else None
 
 
 def _first_process() -> bool:

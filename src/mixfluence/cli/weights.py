@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mixfluence.cli.result import write_result
+from mixfluence.cli.terminal import write_result
 
 
 class Which(StrEnum):
