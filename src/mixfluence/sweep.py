@@ -1,0 +1,280 @@
+"""Sweeps: every combination of strategies, recipe keys and seeds, each trained in a run folder of its own.
+
+A sweep is a list of jobs, run as a pool of `mixfluence train` processes. Finished jobs are skipped and interrupted
+ones resume from their last checkpoint, so running the same sweep again continues it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import NoReturn
+
+import yaml
+
+from mixfluence.errors import RecipeError
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
+from mixfluence.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER
+
+logger = logging.getLogger(__name__)
+
+LOG_FILE = "train.log"
+# The strategy words that are not the name of a sampler.
+STRATEGY_WORDS = {
+    "uniform": ["strategy={name: static, init: uniform}"],
+    "proportional": ["strategy={name: static, init: proportional}"],
+    "recipe": [],
+}
+# -P: as for an installed program, modules in the working directory are not importable.
+PYTHON = (sys.executable, "-P")
+TRAIN = (*PYTHON, "-c", "from mixfluence.cli import main; main()", "train")
+TORCHRUN = (*PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python")
+# Progress bars would only fill the log.
+QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# Without these, processes that share the CPU would compete for every core.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+POLL_SECONDS = 0.1
+
+# The likely cause in a log: our own message, else the first exception (later ones follow from it; torch prefixes the
+# rank), else the exit code that torchrun reports.
+_CAUSES = (
+    re.compile(r"^error: (.+)$", re.MULTILINE),
+    re.compile(r"^(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception): .+)$", re.MULTILINE),
+    re.compile(r"failed \((exitcode: -?\d+)\)"),
+)
+
+
+class State(StrEnum):
+    """Progress of a job."""
+
+    NEW = "new"
+    STARTED = "started"
+    FINISHED = "finished"
+    FOREIGN = "its folder holds a run of another recipe"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run of a sweep.
+
+    Attributes:
+        name: Used in messages.
+        recipe: What to run; its `output` is the run folder.
+    """
+
+    name: str
+    recipe: Recipe
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.recipe.output
+
+    @property
+    def state(self) -> State:
+        """Progress, by the contents of the run folder."""
+        path = self.folder / RECIPE_FILE
+        if not path.exists():
+            return State.NEW
+        if load_recipe(path, files_may_be_missing=True) != self.recipe:
+            return State.FOREIGN
+        return State.FINISHED if (self.folder / RECORD_FILE).exists() else State.STARTED
+
+    def command(self, recipe: Path, *, gpus: int, resume: bool) -> list[str]:
+        """Return the command that runs the recipe in a file."""
+        train = [*TRAIN, str(recipe), *(["--resume"] if resume else [])]
+        return [*TORCHRUN, f"--nproc-per-node={gpus}", *train] if gpus > 1 else train
+
+    def cost(self, gpus: int) -> float:
+        """Return the expected cost in steps of plain training."""
+        from mixfluence.planning import plan_run
+
+        return plan_run(self.recipe, processes=gpus).cost
+
+
+def build_jobs(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    strategies: Sequence[str] = ("recipe",),
+    axes: Mapping[str, Sequence[str]] | None = None,
+    seeds: int = 1,
+    output: Path | None = None,
+) -> list[Job]:
+    """Return a job for each combination of strategy, values of the axes and seed; the first seed of all comes first.
+
+    Args:
+        recipe: A recipe file, or the name of a shipped recipe.
+        overrides: Changes to every recipe, such as `training.steps=100`.
+        strategies: Names of samplers; `uniform` and `proportional` for static sampling from that distribution;
+            `recipe` for the recipe's own strategy.
+        axes: Recipe key -> values, as YAML.
+        seeds: Runs of each combination, counted up from the recipe's seed.
+        output: Folder of all run folders; `runs/sweeps/NAME` by default.
+
+    Raises:
+        RecipeError: If a recipe is wrong, or two combinations would share a run folder.
+    """
+    path = find_recipe(recipe)
+    jobs: dict[str, Job] = {}
+    for strategy, *values in product(strategies, *(axes or {}).values()):
+        chosen = [f"{key}={value}" for key, value in zip(axes or {}, values, strict=True)]
+        own = STRATEGY_WORDS.get(strategy, [f"strategy={strategy}"])
+        loaded = load_recipe(path, [*own, *overrides, *chosen])
+        root = output or Path("runs/sweeps") / loaded.name
+        for seed in range(loaded.seed, loaded.seed + seeds):
+            name = f"{folder_name(' '.join([strategy, *chosen]))}/{seed}"
+            if name in jobs:
+                raise RecipeError(f"{name}: two runs of the sweep have this name")
+            jobs[name] = Job(name, loaded.model_copy(update={"seed": seed, "output": root / name}))
+    return sorted(jobs.values(), key=lambda job: job.recipe.seed)
+
+
+def parse_axis(text: str) -> tuple[str, list[str]]:
+    """Split `KEY=VALUE,VALUE` into the key and its values, each still YAML; commas inside brackets do not split."""
+    key, equals, values = text.partition("=")
+    source = f"[{values}]"
+    try:
+        nodes = yaml.compose(source, yaml.SafeLoader).value if key and equals else []
+    except yaml.YAMLError as error:
+        raise RecipeError(f"--axis {text}: the values are not valid YAML") from error
+    if not nodes:
+        raise RecipeError(f"--axis {text}: expected KEY=VALUE,VALUE, such as training.learning_rate=1e-5,2e-5")
+    return key, [source[node.start_mark.index : node.end_mark.index] for node in nodes]
+
+
+def folder_name(label: str) -> str:
+    """Return a label as the name of a folder; letters and digits stay as they are."""
+    return re.sub(r"[^\w.=+]+", "-", label).strip("-").lower()
+
+
+def describe_jobs(jobs: Sequence[Job], gpus: int = 1) -> Iterator[str]:
+    """Yield a line for each job with its expected cost and state, then a line with the total."""
+    costs: dict[str, float] = {}
+    for job in jobs:
+        # Seeds cost the same.
+        label = str(job.folder.parent)
+        costs.setdefault(label, job.cost(gpus) if label not in costs else 0.0)
+        yield f"{costs[label]:>9.0f} steps  {job.name} ({job.state})"
+    total = sum(costs[str(job.folder.parent)] for job in jobs)
+    shared = f", each on {gpus} GPUs" if gpus > 1 else ""
+    yield f"{total:>9.0f} steps  in {len(jobs)} runs{shared}; the unit is one step of plain training"
+
+
+def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_models: bool = False) -> dict[str, str]:
+    """Run the jobs that are not finished; return the names of those that failed, and why.
+
+    Ctrl-C and SIGTERM are passed on to the running jobs, which save a checkpoint, and raise `KeyboardInterrupt`.
+
+    Args:
+        jobs: What to run.
+        processes: Jobs at the same time, on one GPU.
+        gpus: GPUs of each job, or processes on a machine without a GPU.
+        keep_models: Keep the models and checkpoints of finished jobs.
+
+    Raises:
+        RecipeError: If the machine cannot run jobs of this size.
+    """
+    states = {job.name: job.state for job in jobs}
+    waiting = [job for job in jobs if states[job.name] in (State.NEW, State.STARTED)]
+    _check_gpus(processes, gpus if waiting else 1)
+    finished = sum(state is State.FINISHED for state in states.values())
+    logger.info("%d runs to do, %d already finished", len(jobs) - finished, finished)
+    failed = {
+        job.name: f"{states[job.name]}; choose another output or delete {job.folder}"
+        for job in jobs
+        if states[job.name] is State.FOREIGN
+    }
+    for name, cause in failed.items():
+        logger.error("%s: not started: %s", name, cause)
+    environment = QUIET | (ONE_THREAD if processes > 1 else {}) | os.environ
+    running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+    with TemporaryDirectory(prefix="mixfluence-") as folder, _sigterm_interrupts():
+        try:
+            while waiting or running:
+                while waiting and len(running) < processes:
+                    job = waiting.pop(0)
+                    running.append((job, _start(job, Path(folder) / f"{len(waiting)}.yaml", gpus, environment)))
+                time.sleep(POLL_SECONDS)
+                for job, process in [pair for pair in running if pair[1].poll() is not None]:
+                    running.remove((job, process))
+                    left = len(waiting) + len(running)
+                    if process.returncode:
+                        failed[job.name] = _cause(job.folder / LOG_FILE, process.returncode)
+                        logger.error("%s: failed: %s; %d left", job.name, failed[job.name], left)
+                    else:
+                        logger.info("%s: done, %d left", job.name, left)
+                        if not keep_models:
+                            _delete_models(job.folder)
+        finally:
+            for _, process in running:
+                process.terminate()
+            for _, process in running:
+                process.wait()
+    return failed
+
+
+def _check_gpus(processes: int, gpus: int) -> None:
+    if gpus == 1:
+        return
+    if processes > 1:
+        raise RecipeError(f"--processes {processes}: runs on {gpus} GPUs each must run one after another")
+    import torch
+
+    found = torch.cuda.device_count()
+    if 0 < found < gpus:
+        raise RecipeError(f"each run needs {gpus} GPUs and this machine has {found}; --gpus {found} uses fewer")
+
+
+def _start(job: Job, recipe: Path, gpus: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    recipe.write_text(dump_recipe(job.recipe), encoding="utf-8")
+    command = job.command(recipe, gpus=gpus, resume=job.state is State.STARTED)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (job.folder / LOG_FILE).open("wb") as log:
+        # In a session of its own a job does not receive the terminal's Ctrl-C in addition to our SIGTERM: after a
+        # second signal it would exit without a checkpoint.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+def _cause(log: Path, code: int) -> str:
+    """Return why a job failed, by its log."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = next((match for pattern in _CAUSES if (match := pattern.search(text))), None)
+    return f"{found[1].strip() if found else f'exit code {code}'} (see {log})"
+
+
+def _delete_models(folder: Path) -> None:
+    for run in (folder, *(folder / STAGES_FOLDER).glob("*")):
+        for name in (CHECKPOINTS_FOLDER, MODEL_FOLDER):
+            shutil.rmtree(run / name, ignore_errors=True)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM raise `KeyboardInterrupt` with its number, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
