@@ -48,11 +48,11 @@ class Cell(Job):
         """The seed of the run."""
         return self.recipe.seed
 
-    def command(self, recipe: Path, *, gpus: int, resume: bool) -> list[str]:
+    def command(self, recipe: Path, *, gpus: int) -> list[str]:
         """Return the command that trains, or only tests a reference."""
         if self.row.reference:
             return [*PYTHON, "-c", REFERENCE, str(recipe), self.row.reference]
-        return super().command(recipe, gpus=gpus, resume=resume)
+        return super().command(recipe, gpus=gpus)
 
     def cost(self, gpus: int) -> float:
         """Return the cost in training steps; testing a reference costs none."""
@@ -95,7 +95,7 @@ def build_cells(
             for target in columns if row.targets == "each" else [None]:
                 strategy = _strategy(row, place, setting, target)
                 base = load(setting, [*place.changes, *strategy, *row.changes, *changes])
-                base = _move(_narrow(base, only, target), data)
+                base = move(_narrow(base, only, target), data)
                 for seed in range(count):
                     name = f"{folder_name(f'{label} for {target}' if target else label)}/{seed}"
                     recipe = base.model_copy(update={"seed": seed, "output": output / name})
@@ -181,7 +181,7 @@ def _only(sources: Mapping[str, Source], name: str, section: str) -> dict[str, S
     return {name: sources[name]}
 
 
-def _move(recipe: Recipe, data: Path | None) -> Recipe:
+def move(recipe: Recipe, data: Path | None) -> Recipe:
     """Return the recipe with another folder in place of `data`, if given."""
 
     def moved(source: Source) -> Source:

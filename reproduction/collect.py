@@ -1,8 +1,6 @@
-"""The finished runs of studies, a line each: scores, final mixture and seconds, seed by seed.
+"""Prints the finished runs of studies, one line each: scores, final mixture and seconds.
 
-Run folders are large and stay where they were made; these lines are what benchmarks/results/ keeps of them.
-
-    python benchmarks/study_runs.py runs/studies/twin-* > benchmarks/results/twins.jsonl
+python -m reproduction.collect runs/studies/twin-* > reproduction/results/twins.jsonl
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mixfluence.data.weights import read_weights
-from mixfluence.run_folder import RECORD_FILE, WEIGHTS_FILE
+from reproduction.package import RECORD_FILE, WEIGHTS_FILE, read_record, read_weights
 
 
-def line(run: Path) -> dict[str, Any]:
-    """Return what is kept of a run; a model that was only tested has a shorter record and no mixture."""
-    record = json.loads((run / RECORD_FILE).read_text(encoding="utf-8"))
+def line_of(run: Path) -> dict[str, Any]:
+    """Return the line of a run; a model that was only tested has no steps, mixture or seconds."""
+    record = read_record(run)
     weights = read_weights(run / WEIGHTS_FILE) if (run / WEIGHTS_FILE).exists() else {}
     return {
         "setting": run.parts[-3],
@@ -33,11 +30,10 @@ def line(run: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of a setting")
-    options = parser.parse_args()
-    for folder in options.folders:
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of settings")
+    for folder in parser.parse_args().folders:
         for record in sorted(folder.glob(f"*/*/{RECORD_FILE}")):
-            print(json.dumps(line(record.parent)))
+            print(json.dumps(line_of(record.parent)))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from mixfluence.report.labels import pool_labels
 from mixfluence.run_folder import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.data.rows import RowSet
     from mixfluence.recipe import Recipe
@@ -34,6 +37,8 @@ __all__ = [
     "RecipeError",
     "Run",
     "Source",
+    "demo_changes",
+    "embed_rows",
     "hours_by_part",
     "pool_labels",
     "read_record",
@@ -42,7 +47,7 @@ __all__ = [
     "read_task",
     "read_weights",
     "replacing",
-    "test_untrained",
+    "run_untrained",
     "write_text",
 ]
 
@@ -69,7 +74,25 @@ def read_record(run: Path) -> dict[str, Any]:
     return record
 
 
-def test_untrained(recipe: Recipe, reference: str) -> None:
+def embed_rows(recipe: Recipe, source: Source, most: int) -> NDArray[np.float32]:
+    """Return a vector for each of at most so many rows of a source, evenly spaced, by the recipe's encoder."""
+    from mixfluence.assembly import build_model
+    from mixfluence.clustering.embeddings import Embedder
+
+    rows = read_rows(source)
+    step = -(-len(rows) // most)
+    taken = rows.take(range(0, len(rows), step), f"{rows.fingerprint}-every-{step}")
+    return Embedder(build_model(recipe.model), "both").vectors(taken).astype("float32")
+
+
+def demo_changes(target: str) -> dict[str, list[str]]:
+    """Return the changes to the demo's recipe for each of its samplers."""
+    from mixfluence.cli.demo import SAMPLERS, pool_changes
+
+    return {label: [*pool_changes(target), change.format(target=target)] for label, change in SAMPLERS.items()}
+
+
+def run_untrained(recipe: Recipe, reference: str) -> None:
     """Test a recipe's model as it is, or BM25, and write the result as a run folder."""
     from mixfluence.assembly import build_model
     from mixfluence.assembly import read_task as read

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from mixfluence.recipe_yaml import load_recipe
-from reproduction.package import test_untrained
+from reproduction.package import run_untrained
 
 
 def main() -> None:
     """Test the recipe in a file; the second argument is the reference, such as `zero-shot` or `bm25`."""
     recipe, reference = sys.argv[1:]
-    test_untrained(load_recipe(Path(recipe)), reference)
+    run_untrained(load_recipe(Path(recipe)), reference)

@@ -1,9 +1,9 @@
-"""The setting of every sampler that did best on dev, one line each, for `english_study.py final --methods`.
+"""Prints the setting of every sampler that scored best on dev, one line each, for `study final --methods`.
 
-    python benchmarks/english_study.py explore DATA --methods benchmarks/english_methods.txt --targets ... --out FILE
-    python benchmarks/english_best.py FILE
+    python -m reproduction.english.study explore DATA --methods reproduction/english/methods.txt --out FILE
+    python -m reproduction.english.best FILE
 
-Lines of the methods file are named `sampler, setting`; every sampler must have as many settings as any other.
+Lines of the methods file are named `sampler, setting`; every sampler must have the same number of settings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _replaying_the_best(strategy: str, best: dict[str, str]) -> str:
-    """Return a strategy; a replay is of the best setting of the sampler that it replays."""
+    """Return a strategy; a replay replays the best setting of its sampler."""
     fields = yaml.safe_load(strategy)
     if fields["name"] != "replay":
         return strategy
@@ -46,7 +46,7 @@ def _replaying_the_best(strategy: str, best: dict[str, str]) -> str:
 
 
 def _dev(line: dict[str, Any]) -> float:
-    """Return the mean NDCG@10 over the targets, on the halves of dev that did not guide."""
+    """Return the mean NDCG@10 over the targets, on the dev halves that did not guide."""
     return fmean(line["dev"][f"eval_{target}_ndcg@10"] for target in line["targets"])
 
 

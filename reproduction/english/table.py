@@ -1,7 +1,7 @@
-"""The finished cells of `english_study.py final` as a Markdown table, with 95% t-intervals over seeds.
+"""Prints the results of `study final` as a Markdown table, with 95% t-intervals over seeds.
 
-python benchmarks/english_table.py benchmarks/results/english13.jsonl
-python benchmarks/english_table.py benchmarks/results/english13_methods.jsonl --costs costs.jsonl
+python -m reproduction.english.table reproduction/results/english13.jsonl
+python -m reproduction.english.table reproduction/results/english13_methods.jsonl --costs costs.jsonl
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from english_study import JOINT, SINGLE
 from scipy.stats import t
+
+from reproduction.english.study import JOINT, SINGLE
 
 Column = tuple[tuple[str, ...], str]
 COLUMNS: list[Column] = [((name,), own) for own in ("in", "out") for name in SINGLE] + [(tuple(JOINT), "in")]
-# Fields of a line of method_cost.py; the first two in times of a static run, the last in sizes of the parameters.
+# Fields that benchmarks/method_cost.py writes: two in units of a static run, the last in copies of the parameters.
 COSTS = ["measured", "predicted", "memory"]
 
 
 def fits(line: dict[str, Any]) -> Iterator[Column]:
-    """Yield the columns a run is a figure of: one with the whole pool and no target is one of several."""
+    """Yield the columns of a run; a run on the whole pool without a target counts for several."""
     targets, own = tuple(line["targets"]), "in" if line["own"] == "only" else line["own"]
     for names, pool in COLUMNS:
         if pool == own and targets in (names, ("all",)):
@@ -43,8 +44,8 @@ def rows(lines: Iterable[dict[str, Any]], costs: Mapping[str, Mapping[str, float
     """Yield the table, a line for each method and number of steps.
 
     Args:
-        lines: Finished cells.
-        costs: What `method_cost.py` measured of methods, of the same names.
+        lines: Results of finished runs.
+        costs: Method -> measurements of `benchmarks/method_cost.py`.
     """
     scores: dict[tuple[str, int], dict[Column, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
@@ -69,7 +70,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--costs", type=Path, help="what method_cost.py wrote")
+    parser.add_argument("--costs", type=Path, help="output of benchmarks/method_cost.py")
     options = parser.parse_args()
     costs = {line["method"]: line for line in read_lines(options.costs)} if options.costs else {}
     print("\n".join(rows((line for line in read_lines(options.results) if "test" in line), costs)))

@@ -24,8 +24,6 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import NoReturn
 
-import yaml
-
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
@@ -34,7 +32,7 @@ from mixfluence.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE,
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "train.log"
-# The strategy words that are not the name of a sampler.
+# Strategy words that are not the name of a sampler.
 STRATEGY_WORDS = {
     "uniform": ["strategy={name: static, init: uniform}"],
     "proportional": ["strategy={name: static, init: proportional}"],
@@ -46,17 +44,11 @@ TRAIN = (*PYTHON, "-c", "from mixfluence.cli import main; main()", "train")
 TORCHRUN = (*PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python")
 # Progress bars would only fill the log.
 QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-# Without these, processes that share the CPU would compete for every core.
+# Processes that share the CPU would otherwise compete for every core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-POLL_SECONDS = 0.1
-
-# The likely cause in a log: our own message, else the first exception (later ones follow from it; torch prefixes the
-# rank), else the exit code that torchrun reports.
-_CAUSES = (
-    re.compile(r"^error: (.+)$", re.MULTILINE),
-    re.compile(r"^(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception): .+)$", re.MULTILINE),
-    re.compile(r"failed \((exitcode: -?\d+)\)"),
-)
+# The cause of a failure in a log: our own message, else the first exception (later ones follow from it; torch
+# prefixes the rank), else the exit code that torchrun reports.
+CAUSES = (r"^error: (.+)$", r"^(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception): .+)$", r"failed \((exitcode: -?\d+)\)")
 
 
 class State(StrEnum):
@@ -65,17 +57,12 @@ class State(StrEnum):
     NEW = "new"
     STARTED = "started"
     FINISHED = "finished"
-    FOREIGN = "its folder holds a run of another recipe"
+    FOREIGN = "its folder contains a run of another recipe"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training run of a sweep.
-
-    Attributes:
-        name: Used in messages.
-        recipe: What to run; its `output` is the run folder.
-    """
+    """One training run: a name for messages, and a recipe whose `output` is the run folder."""
 
     name: str
     recipe: Recipe
@@ -95,9 +82,9 @@ class Job:
             return State.FOREIGN
         return State.FINISHED if (self.folder / RECORD_FILE).exists() else State.STARTED
 
-    def command(self, recipe: Path, *, gpus: int, resume: bool) -> list[str]:
+    def command(self, recipe: Path, *, gpus: int) -> list[str]:
         """Return the command that runs the recipe in a file."""
-        train = [*TRAIN, str(recipe), *(["--resume"] if resume else [])]
+        train = [*TRAIN, str(recipe), *(["--resume"] if self.state is State.STARTED else [])]
         return [*TORCHRUN, f"--nproc-per-node={gpus}", *train] if gpus > 1 else train
 
     def cost(self, gpus: int) -> float:
@@ -130,32 +117,18 @@ def build_jobs(
     Raises:
         RecipeError: If a recipe is wrong, or two combinations would share a run folder.
     """
-    path = find_recipe(recipe)
+    path, axes = find_recipe(recipe), axes or {}
     jobs: dict[str, Job] = {}
-    for strategy, *values in product(strategies, *(axes or {}).values()):
-        chosen = [f"{key}={value}" for key, value in zip(axes or {}, values, strict=True)]
-        own = STRATEGY_WORDS.get(strategy, [f"strategy={strategy}"])
-        loaded = load_recipe(path, [*own, *overrides, *chosen])
-        root = output or Path("runs/sweeps") / loaded.name
+    for strategy, *values in product(strategies, *axes.values()):
+        chosen = [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
+        loaded = load_recipe(path, [*STRATEGY_WORDS.get(strategy, [f"strategy={strategy}"]), *overrides, *chosen])
         for seed in range(loaded.seed, loaded.seed + seeds):
             name = f"{folder_name(' '.join([strategy, *chosen]))}/{seed}"
             if name in jobs:
                 raise RecipeError(f"{name}: two runs of the sweep have this name")
-            jobs[name] = Job(name, loaded.model_copy(update={"seed": seed, "output": root / name}))
+            folder = (output or Path("runs/sweeps") / loaded.name) / name
+            jobs[name] = Job(name, loaded.model_copy(update={"seed": seed, "output": folder}))
     return sorted(jobs.values(), key=lambda job: job.recipe.seed)
-
-
-def parse_axis(text: str) -> tuple[str, list[str]]:
-    """Split `KEY=VALUE,VALUE` into the key and its values, each still YAML; commas inside brackets do not split."""
-    key, equals, values = text.partition("=")
-    source = f"[{values}]"
-    try:
-        nodes = yaml.compose(source, yaml.SafeLoader).value if key and equals else []
-    except yaml.YAMLError as error:
-        raise RecipeError(f"--axis {text}: the values are not valid YAML") from error
-    if not nodes:
-        raise RecipeError(f"--axis {text}: expected KEY=VALUE,VALUE, such as training.learning_rate=1e-5,2e-5")
-    return key, [source[node.start_mark.index : node.end_mark.index] for node in nodes]
 
 
 def folder_name(label: str) -> str:
@@ -165,13 +138,13 @@ def folder_name(label: str) -> str:
 
 def describe_jobs(jobs: Sequence[Job], gpus: int = 1) -> Iterator[str]:
     """Yield a line for each job with its expected cost and state, then a line with the total."""
-    costs: dict[str, float] = {}
+    costs: dict[Path, float] = {}
     for job in jobs:
-        # Seeds cost the same.
-        label = str(job.folder.parent)
-        costs.setdefault(label, job.cost(gpus) if label not in costs else 0.0)
+        label = job.folder.parent
+        if label not in costs:  # seeds cost the same
+            costs[label] = job.cost(gpus)
         yield f"{costs[label]:>9.0f} steps  {job.name} ({job.state})"
-    total = sum(costs[str(job.folder.parent)] for job in jobs)
+    total = sum(costs[job.folder.parent] for job in jobs)
     shared = f", each on {gpus} GPUs" if gpus > 1 else ""
     yield f"{total:>9.0f} steps  in {len(jobs)} runs{shared}; the unit is one step of plain training"
 
@@ -188,39 +161,30 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
         keep_models: Keep the models and checkpoints of finished jobs.
 
     Raises:
-        RecipeError: If the machine cannot run jobs of this size.
+        RecipeError: If a run folder contains a run of another recipe, or the machine has too few GPUs.
     """
-    states = {job.name: job.state for job in jobs}
-    waiting = [job for job in jobs if states[job.name] in (State.NEW, State.STARTED)]
-    _check_gpus(processes, gpus if waiting else 1)
-    finished = sum(state is State.FINISHED for state in states.values())
-    logger.info("%d runs to do, %d already finished", len(jobs) - finished, finished)
-    failed = {
-        job.name: f"{states[job.name]}; choose another output or delete {job.folder}"
-        for job in jobs
-        if states[job.name] is State.FOREIGN
-    }
-    for name, cause in failed.items():
-        logger.error("%s: not started: %s", name, cause)
+    waiting = [job for job in jobs if job.state is not State.FINISHED]
+    _check(waiting, processes, gpus)
+    logger.info("%d runs to do, %d already finished", len(waiting), len(jobs) - len(waiting))
     environment = QUIET | (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+    failed: dict[str, str] = {}
     with TemporaryDirectory(prefix="mixfluence-") as folder, _sigterm_interrupts():
         try:
             while waiting or running:
                 while waiting and len(running) < processes:
                     job = waiting.pop(0)
                     running.append((job, _start(job, Path(folder) / f"{len(waiting)}.yaml", gpus, environment)))
-                time.sleep(POLL_SECONDS)
+                time.sleep(0.1)
                 for job, process in [pair for pair in running if pair[1].poll() is not None]:
                     running.remove((job, process))
-                    left = len(waiting) + len(running)
                     if process.returncode:
                         failed[job.name] = _cause(job.folder / LOG_FILE, process.returncode)
-                        logger.error("%s: failed: %s; %d left", job.name, failed[job.name], left)
-                    else:
-                        logger.info("%s: done, %d left", job.name, left)
-                        if not keep_models:
-                            _delete_models(job.folder)
+                    elif not keep_models:
+                        _delete_models(job.folder)
+                    outcome = f"failed: {failed[job.name]}" if job.name in failed else "done"
+                    level = logging.ERROR if job.name in failed else logging.INFO
+                    logger.log(level, "%s: %s, %d left", job.name, outcome, len(waiting) + len(running))
         finally:
             for _, process in running:
                 process.terminate()
@@ -229,25 +193,25 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     return failed
 
 
-def _check_gpus(processes: int, gpus: int) -> None:
-    if gpus == 1:
+def _check(jobs: Sequence[Job], processes: int, gpus: int) -> None:
+    if foreign := [job for job in jobs if job.state is State.FOREIGN]:
+        raise RecipeError(f"{foreign[0].folder}: contains a run of another recipe; choose another output or delete it")
+    if not jobs or gpus == 1:
         return
     if processes > 1:
         raise RecipeError(f"--processes {processes}: runs on {gpus} GPUs each must run one after another")
     import torch
 
-    found = torch.cuda.device_count()
-    if 0 < found < gpus:
+    if 0 < (found := torch.cuda.device_count()) < gpus:
         raise RecipeError(f"each run needs {gpus} GPUs and this machine has {found}; --gpus {found} uses fewer")
 
 
 def _start(job: Job, recipe: Path, gpus: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     recipe.write_text(dump_recipe(job.recipe), encoding="utf-8")
-    command = job.command(recipe, gpus=gpus, resume=job.state is State.STARTED)
+    command = job.command(recipe, gpus=gpus)
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / LOG_FILE).open("wb") as log:
-        # In a session of its own a job does not receive the terminal's Ctrl-C in addition to our SIGTERM: after a
-        # second signal it would exit without a checkpoint.
+        # A new session keeps the terminal's Ctrl-C away: a job that gets it besides our SIGTERM saves no checkpoint.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
@@ -256,7 +220,7 @@ def _start(job: Job, recipe: Path, gpus: int, environment: Mapping[str, str]) ->
 def _cause(log: Path, code: int) -> str:
     """Return why a job failed, by its log."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    found = next((match for pattern in _CAUSES if (match := pattern.search(text))), None)
+    found = next((match for cause in CAUSES if (match := re.search(cause, text, re.MULTILINE))), None)
     return f"{found[1].strip() if found else f'exit code {code}'} (see {log})"
 
 

@@ -7,8 +7,10 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import yaml
 
 from mixfluence.cli.terminal import errors, output, prepare, print_line
+from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
     from mixfluence.sweep import Job
@@ -36,7 +38,7 @@ def sweep(
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep models of finished runs.")] = False,
 ) -> None:
     """Train every combination of strategies, values and seeds, then compare. The same command continues a sweep."""
-    from mixfluence.sweep import build_jobs, describe_jobs, parse_axis, run_jobs
+    from mixfluence.sweep import build_jobs, describe_jobs, run_jobs
 
     jobs = build_jobs(
         recipe,
@@ -59,6 +61,19 @@ def sweep(
     _print_comparison([job for job in jobs if job.name not in failed and job.recipe.test])
     if failed:
         raise typer.Exit(FAILED)
+
+
+def parse_axis(text: str) -> tuple[str, list[str]]:
+    """Split `KEY=VALUE,VALUE` into the key and its values, each still YAML; commas inside brackets do not split."""
+    key, equals, values = text.partition("=")
+    source = f"[{values}]"
+    try:
+        nodes = yaml.compose(source, yaml.SafeLoader).value if key and equals else []
+    except yaml.YAMLError as error:
+        raise RecipeError(f"--axis {text}: the values are not valid YAML") from error
+    if not nodes:
+        raise RecipeError(f"--axis {text}: expected KEY=VALUE,VALUE, such as training.learning_rate=1e-5,2e-5")
+    return key, [source[node.start_mark.index : node.end_mark.index] for node in nodes]
 
 
 def _print_comparison(jobs: list[Job]) -> None:
