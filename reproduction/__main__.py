@@ -71,7 +71,7 @@ def study(
 
 def _prepare(cells: Sequence[Cell]) -> None:
     """Check that the data exists, and write the rows that are derived from it."""
-    todo = [cell for cell in cells if cell.state is not State.FINISHED]
+    todo = [cell for cell in cells if cell.state() is not State.FINISHED]
     if missing := missing_files(todo):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RecipeError(f"no such file or folder: {missing[0]}{more}; --data replaces the folder data")

@@ -14,14 +14,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
-import yaml
 
 from mixfluence.recipe import Recipe
-from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from reproduction.package import RecipeError, Source, read_rows, read_task, replacing
 
 NEGATIVES = 8
@@ -79,10 +79,12 @@ def derive(recipe: Recipe, folder: Path, *, resampled: bool, teacher: bool) -> t
             }
     if not made:
         return recipe, ()
-    data = yaml.safe_load(dump_recipe(recipe)) | ({"dev": {}} if resampled else {})
-    for section, files in made.items():
-        data[section] |= {name: _pairs(file) for name, file in files.items()}
-    derived = Recipe.model_validate(data, context={"files_may_be_missing": True})
+    sources = {section: {name: _pairs(file) for name, file in files.items()} for section, files in made.items()}
+    changes = [f"{section}={json.dumps(sources.get(section, {}))}" for section in ("train", "dev")]
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / "recipe.yaml"
+        path.write_text(dump_recipe(recipe), encoding="utf-8")
+        derived = load_recipe(path, changes, files_may_be_missing=True)
     return derived, tuple(file for files in made.values() for file in files.values())
 
 

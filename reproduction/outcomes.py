@@ -121,7 +121,7 @@ def read_outcomes(cells: Sequence[Cell], columns: Sequence[str], measure: str) -
         rows.setdefault(cell.title, []).append(cell)
     outcomes = []
     for own in rows.values():
-        done = tuple(_read(cell, measure) for cell in own if cell.state is State.FINISHED)
+        done = tuple(_read(cell, measure) for cell in own if cell.state() is State.FINISHED)
         if done:
             first = own[0]
             outcomes.append(Outcome(first.row, first.title, first.recipe, done, tuple(columns), len(own) - len(done)))

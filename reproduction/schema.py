@@ -156,47 +156,29 @@ def load_study(name: str) -> Study:
     Raises:
         RecipeError: If there is no such study, or it is invalid.
     """
-    path = _find(name, STUDIES)
-    data = _read(path)
-    if "extends" in data:
-        data = _read(_find(str(data.pop("extends")), STUDIES)) | data
-    return _checked(Study, path, data)
+    return _load(Study, name, STUDIES)
 
 
 def load_setting(name: str) -> Setting:
-    """Read a setting by name or file.
-
-    Raises:
-        RecipeError: If there is no such setting, or it is invalid.
-    """
-    path = _find(name, SETTINGS)
-    return _checked(Setting, path, _read(path))
-
-
-def _find(name: str, folder: Path) -> Path:
-    for path in (Path(name), folder / f"{name}.yaml"):
-        if path.is_file():
-            return path
-    known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
-    raise RecipeError(f"{name}: no such file, and not in {folder.name} ({known})")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path}: expected a mapping, found {type(data).__name__}")
-    return data
+    """Read a setting by name or file; errors are as for studies."""
+    return _load(Setting, name, SETTINGS)
 
 
 _Kind = TypeVar("_Kind", bound=Strict)
 
 
-def _checked(kind: type[_Kind], path: Path, data: dict[str, Any]) -> _Kind:
+def _load(kind: type[_Kind], name: str, folder: Path) -> _Kind:
+    path = next((path for path in (Path(name), folder / f"{name}.yaml") if path.is_file()), None)
+    if path is None:
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        raise RecipeError(f"{name}: no such file, and not one of the {folder.name} ({known})")
     try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "extends" in data:
+            data = _load(kind, data.pop("extends"), folder).model_dump(exclude_unset=True) | data
         return kind.model_validate(data)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not valid YAML ({error})") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

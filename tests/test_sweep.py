@@ -84,16 +84,16 @@ def test_values_of_an_axis_are_yaml() -> None:
 
 def test_the_state_of_a_job_is_that_of_its_folder(recipe: str, tmp_path: Path) -> None:
     job, other = build_jobs(recipe, strategies=["uniform", "recipe"], output=tmp_path / "out")
-    assert job.state is State.NEW
+    assert job.state() is State.NEW
     job.folder.mkdir(parents=True)
     (job.folder / LOG_FILE).touch()
-    assert job.state is State.NEW
+    assert job.state() is State.NEW
     (job.folder / RECIPE_FILE).write_text(dump_recipe(job.recipe), encoding="utf-8")
-    assert job.state is State.STARTED
+    assert job.state() is State.STARTED
     (job.folder / RECORD_FILE).touch()
-    assert job.state is State.FINISHED
+    assert job.state() is State.FINISHED
     changed = Job(job.name, other.recipe.model_copy(update={"output": job.folder}))
-    assert changed.state is State.FOREIGN
+    assert changed.state() is State.FOREIGN
     with pytest.raises(RecipeError, match=str(job.folder)):
         run_jobs([changed])
 
@@ -187,7 +187,7 @@ def test_a_terminated_sweep_saves_checkpoints_and_continues(recipe: str, tmp_pat
     with pytest.raises(KeyboardInterrupt) as stop:
         run_jobs(jobs)
     assert stop.value.args == (signal.SIGTERM,)
-    assert job.state is State.STARTED
+    assert job.state() is State.STARTED
     newest = list_checkpoints(job.folder / CHECKPOINTS_FOLDER)[0]
     assert damage(newest) is None
     before = read_trace(job.folder / TRACE_FILE)
@@ -195,7 +195,7 @@ def test_a_terminated_sweep_saves_checkpoints_and_continues(recipe: str, tmp_pat
     assert before[-1]["step"] == step_of(newest) < 40
 
     assert run_jobs(jobs, keep_models=True) == {}
-    assert job.state is State.FINISHED
+    assert job.state() is State.FINISHED
     assert read_trace(job.folder / TRACE_FILE)[: len(before)] == before
     assert (job.folder / MODEL_FOLDER).is_dir()
 

@@ -95,7 +95,7 @@ def run(cells: Sequence[Cell], options: argparse.Namespace) -> None:
     jobs = [job_of(cell, options) for cell in cells]
     run_jobs(jobs, processes=options.processes, keep_models=True)
     for cell, job in zip(cells, jobs, strict=True):
-        if job.state is State.FINISHED:
+        if job.state() is State.FINISHED:
             line = result_of(cell, job.folder)
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import model_validator
 
 from reproduction.package import DataError
+from reproduction.schema import Strict
 
 FOLDER = Path(__file__).parent
 TOTAL, AVERAGE = "total", "average"
-# The keys of a row that are not labels.
-NUMBERS = ("cells", AVERAGE, "significant")
 
 Labels = Mapping[str, str | float]
 
 
-@dataclass(frozen=True)
-class PaperRow:
+class PaperRow(Strict):
     """One row.
 
     Attributes:
@@ -31,13 +29,12 @@ class PaperRow:
     """
 
     labels: Labels
-    cells: Mapping[str, float]
+    cells: Mapping[str, int | float]
     average: float | None = None
     significant: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Misprint:
+class Misprint(Strict):
     """A number that cannot be right.
 
     Attributes:
@@ -53,8 +50,7 @@ class Misprint:
     reason: str
 
 
-@dataclass(frozen=True)
-class PaperTable:
+class PaperTable(Strict):
     """A table of the paper.
 
     Attributes:
@@ -75,9 +71,22 @@ class PaperTable:
     metric: str
     columns: tuple[str, ...]
     rows: tuple[PaperRow, ...]
-    totals: Mapping[str, float]
-    misprints: tuple[Misprint, ...]
-    remarks: tuple[str, ...]
+    totals: Mapping[str, float] = {}
+    misprints: tuple[Misprint, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_columns(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Files list numbers in the order of the columns, and labels among the other keys of a row."""
+        rows = []
+        for row in data["rows"]:
+            numbers = {key: row[key] for key in (AVERAGE, "significant") if key in row}
+            labels = {key: value for key, value in row.items() if key not in {*numbers, "cells"}}
+            cells = dict(zip(data["columns"], row["cells"], strict=True))
+            rows.append({"labels": labels, "cells": cells, **numbers})
+        totals = dict(zip(data["columns"], data["totals"], strict=True)) if "totals" in data else {}
+        return data | {"rows": rows, "totals": totals}
 
     def row(self, **labels: str | float) -> PaperRow:
         """Return the only row with these labels.
@@ -109,22 +118,4 @@ def read_table(name: str) -> PaperTable:
     """
     if name not in table_names():
         raise DataError(f"the paper has no table {name!r}; choose from {', '.join(table_names())}")
-    data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    columns = tuple(data["columns"])
-    return PaperTable(
-        name=name,
-        title=data["title"],
-        label=data["label"],
-        metric=data["metric"],
-        columns=columns,
-        rows=tuple(_row(columns, row) for row in data["rows"]),
-        totals=dict(zip(columns, data["totals"], strict=True)) if "totals" in data else {},
-        misprints=tuple(Misprint(**misprint) for misprint in data.get("misprints", ())),
-        remarks=tuple(data.get("remarks", ())),
-    )
-
-
-def _row(columns: Sequence[str], row: Mapping[str, Any]) -> PaperRow:
-    labels = {key: value for key, value in row.items() if key not in NUMBERS}
-    cells = dict(zip(columns, row["cells"], strict=True))
-    return PaperRow(labels, cells, row.get(AVERAGE), tuple(row.get("significant", ())))
+    return PaperTable(name=name, **yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))

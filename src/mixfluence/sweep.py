@@ -72,9 +72,8 @@ class Job:
         """The run folder."""
         return self.recipe.output
 
-    @property
     def state(self) -> State:
-        """Progress, by the contents of the run folder."""
+        """Return the progress, by the contents of the run folder."""
         path = self.folder / RECIPE_FILE
         if not path.exists():
             return State.NEW
@@ -84,7 +83,7 @@ class Job:
 
     def command(self, recipe: Path, *, gpus: int) -> list[str]:
         """Return the command that runs the recipe in a file."""
-        train = [*TRAIN, str(recipe), *(["--resume"] if self.state is State.STARTED else [])]
+        train = [*TRAIN, str(recipe), *(["--resume"] if self.state() is State.STARTED else [])]
         return [*TORCHRUN, f"--nproc-per-node={gpus}", *train] if gpus > 1 else train
 
     def cost(self, gpus: int) -> float:
@@ -143,7 +142,7 @@ def describe_jobs(jobs: Sequence[Job], gpus: int = 1) -> Iterator[str]:
         label = job.folder.parent
         if label not in costs:  # seeds cost the same
             costs[label] = job.cost(gpus)
-        yield f"{costs[label]:>9.0f} steps  {job.name} ({job.state})"
+        yield f"{costs[label]:>9.0f} steps  {job.name} ({job.state()})"
     total = sum(costs[job.folder.parent] for job in jobs)
     shared = f", each on {gpus} GPUs" if gpus > 1 else ""
     yield f"{total:>9.0f} steps  in {len(jobs)} runs{shared}; the unit is one step of plain training"
@@ -163,7 +162,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     Raises:
         RecipeError: If a run folder contains a run of another recipe, or the machine has too few GPUs.
     """
-    waiting = [job for job in jobs if job.state is not State.FINISHED]
+    waiting = [job for job in jobs if job.state() is not State.FINISHED]
     _check(waiting, processes, gpus)
     logger.info("%d runs to do, %d already finished", len(waiting), len(jobs) - len(waiting))
     environment = QUIET | (ONE_THREAD if processes > 1 else {}) | os.environ
@@ -194,7 +193,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
 
 
 def _check(jobs: Sequence[Job], processes: int, gpus: int) -> None:
-    if foreign := [job for job in jobs if job.state is State.FOREIGN]:
+    if foreign := [job for job in jobs if job.state() is State.FOREIGN]:
         raise RecipeError(f"{foreign[0].folder}: contains a run of another recipe; choose another output or delete it")
     if not jobs or gpus == 1:
         return

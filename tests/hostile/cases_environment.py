@@ -54,7 +54,7 @@ CASES = [
     Case("a size of 5,000 digits", f"plan recipe.yaml --sizes near={'9' * 5000}"),
     Case("a size of no dataset", "plan recipe.yaml --sizes nera=5"),
     Case("a library that the demo does not know", "demo --target scikit --to demo"),
-    Case("runs side by side on the same GPUs", "sweep recipe.yaml -o new --gpus 8 --processes 2"),
+    Case("runs side by side on the same GPUs", "study mldr --processes 2"),
     variable("a process of no group", "LOCAL_RANK", "0"),
     variable("a rank beyond the group", "RANK", "3"),
     variable("a rank that is no number", "LOCAL_RANK", "first"),
