@@ -168,7 +168,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     environment = QUIET | (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
-    with TemporaryDirectory(prefix="mixfluence-") as folder, _sigterm_interrupts():
+    with TemporaryDirectory(prefix="mixfluence-") as folder, _signals_interrupt():
         try:
             while waiting or running:
                 while waiting and len(running) < processes:
@@ -230,14 +230,16 @@ def _delete_models(folder: Path) -> None:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise `KeyboardInterrupt` with its number, as Ctrl-C does."""
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP where it exists, raise `KeyboardInterrupt` with their number, as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt(number)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
