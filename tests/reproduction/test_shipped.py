@@ -15,16 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.config.samplers import StaticSection
-from mixfluence.policy import Temperature, Weights
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.stages import build_stages
-from mixfluence.strategies import Static
 from reproduction.beside import paper_value
 from reproduction.cells import Cell, build_cells, load, rows_left_out
 from reproduction.findings import find
 from reproduction.paper import PaperRow, read_table
 from reproduction.schema import SETTINGS, load_setting, load_study, study_names
+from tests.reproduction.test_paper_recipes import strategy
 
 pytestmark = pytest.mark.slow
 
@@ -120,9 +117,7 @@ def test_the_twin_of_mldr_is_as_large_and_unequal_as_the_papers() -> None:
     assert (len(ours.train), len(ours.dev), len(ours.test)) == (23, 13, 13)
     shares = []
     for recipe, english in ((ours, ("en", "x-en-squadbt")), (theirs, ("en",))):
-        assert isinstance(recipe.strategy, StaticSection)
-        weights = recipe.strategy.init.weights
-        assert weights is not None
+        weights = strategy(recipe)["init"]["weights"]
         assert set(weights) == set(recipe.train)
         total = sum(weights.values())
         shares.append(
@@ -184,8 +179,5 @@ def test_the_reference_of_doremi_is_drawn_as_in_the_paper(study: str, rows: dict
     for setting in shipped(study).settings:
         for row, temperature in rows.items():
             cell = next(cell for cell in cells(study, setting) if cell.row.label == row)
-            reference = build_stages(cell.recipe)[0].strategy({})
-            assert isinstance(reference, Static)
-            expected = Weights if temperature is None else Temperature
-            assert isinstance(reference.init, expected)
-            assert temperature is None or reference.init == Temperature(temperature)
+            init = strategy(cell.recipe)["init"]
+            assert list(init) == ["weights"] if temperature is None else init == {"temperature": temperature}
