@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,10 @@ def test_studies_are_listed_and_missing_data_is_one_error(
 def test_the_papers_second_and_third_settings_have_eight_gpus() -> None:
     several = {path.stem: load_setting(path.stem).gpus for path in SETTINGS.glob("*.yaml")}
     assert {name: gpus for name, gpus in several.items() if gpus > 1} == {"st32": 8, "mldr13": 8}
+
+
+def test_only_one_file_imports_more_than_the_public_modules() -> None:
+    public = {"mixfluence", "mixfluence.recipe", "mixfluence.recipe_yaml", "mixfluence.sweep"}
+    for path in SETTINGS.parent.rglob("*.py"):
+        found = set(re.findall(r"^\s*from (mixfluence\S*) import", path.read_text(encoding="utf-8"), re.MULTILINE))
+        assert path.name == "package.py" or found <= public, path
