@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 from statistics import fmean
 
-from sides import SIDE_OPTIONS, Side, add_side_options
-
 from mixfluence.planning.costs import probe_round
+from sides import SIDE_OPTIONS, Side, add_side_options
 
 EVERY, INNER_STEPS, DEV_ROWS = 50, 3, 256
 

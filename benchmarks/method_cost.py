@@ -5,7 +5,7 @@ stages and clustering over those of a static run. The data is that of the recipe
 its siblings or of a file.
 
     python benchmarks/method_cost.py DATA --target covidqa --steps 200
-    python benchmarks/method_cost.py DATA --methods benchmarks/english_chosen.txt --out costs.jsonl
+    python benchmarks/method_cost.py DATA --methods reproduction/english/chosen.txt --out costs.jsonl
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from english_study import read_methods
 
 from mixfluence.errors import RecipeError
 
@@ -39,10 +38,11 @@ def shipped() -> dict[str, Method]:
 
 
 def listed(path: Path) -> dict[str, Method]:
-    """Return the samplers of a file such as `english_chosen.txt`."""
+    """Return the samplers of a file such as `reproduction/english/chosen.txt`."""
+    lines = dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     return {
         name: Method("english13", [f"strategy={line}"], yaml.safe_load(line).get("run"))
-        for name, line in read_methods(path).items()
+        for name, line in lines.items()
     }
 
 

@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from mixfluence.config.strategy import InfDDSSection
+
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.run_folder import read_trace
 

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 import multiprocessing
 
-from mixfluence.study.workers import IMPORTS
-
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["tests.resume.crashes", "mixfluence.training.stopping", IMPORTS])
+server.set_forkserver_preload(["tests.resume.crashes", "mixfluence.training.stopping", "mixfluence.experiment"])

@@ -132,9 +132,7 @@ def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
     if fitted.get("neftune_noise_alpha") is not None:
         raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
     if fitted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
-        raise RecipeError(
-            "training.trainer_args.use_liger_kernel: needs the package liger-kernel, which is not installed"
-        )
+        raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
     return fitted
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from mixfluence.stages import build_strategy
 from typer.testing import CliRunner, Result
 
 from mixfluence.cli.compare import compare
@@ -18,7 +19,6 @@ from mixfluence.cli.weights import weights
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.stages import build_strategy
 from tests.test_methods import SETTINGS
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from mixfluence.cli.recipes import app as recipes
 from mixfluence.cli.report import report
 from mixfluence.cli.signals import leave
 from mixfluence.cli.status import status
-from mixfluence.cli.study import study
+from mixfluence.cli.sweep import sweep
 from mixfluence.cli.terminal import note, print_line
 from mixfluence.cli.train import train
 from mixfluence.cli.weights import weights
@@ -32,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, plan, train, status, evaluate, compare, report, weights, study):
+for verb in (demo, plan, train, status, evaluate, compare, report, weights, sweep):
     app.command()(verb)
 app.add_typer(recipes, name="recipes")
 

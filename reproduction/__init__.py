@@ -1,0 +1,1 @@
+"""The paper's studies: run them with `python -m reproduction`; README.md explains them."""

@@ -1,0 +1,110 @@
+"""What the studies use of mixfluence beyond its public modules, in one place; README.md lists the public ones.
+
+Functions that read data or load a model import what they need when they are called, because it takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mixfluence.data.source import SourceSection as Source
+from mixfluence.data.weights import read_weights
+from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.files import replacing, write_text
+from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.report.comparison import PARTS, hours_by_part
+from mixfluence.report.folders import RunFolder as Run
+from mixfluence.report.folders import read_run
+from mixfluence.report.labels import pool_labels
+from mixfluence.run_folder import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mixfluence.data.retrieval import RetrievalSet
+    from mixfluence.data.rows import RowSet
+    from mixfluence.recipe import Recipe
+
+__all__ = [
+    "PARTS",
+    "RECORD_FILE",
+    "WEIGHTS_FILE",
+    "DataError",
+    "MixfluenceError",
+    "RecipeError",
+    "Run",
+    "Source",
+    "demo_changes",
+    "embed_rows",
+    "hours_by_part",
+    "pool_labels",
+    "read_record",
+    "read_rows",
+    "read_run",
+    "read_task",
+    "read_weights",
+    "replacing",
+    "run_untrained",
+    "write_text",
+]
+
+BM25 = "bm25"
+
+
+def read_rows(source: Source) -> RowSet:
+    """Read the training or dev rows of a source."""
+    from mixfluence.data.formats import read_rows as read
+
+    return read(source)
+
+
+def read_task(source: Source) -> RetrievalSet:
+    """Read a source as a retrieval task."""
+    from mixfluence.data.formats import read_task as read
+
+    return read("task", source)
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """Read the record of a finished run; that of a model which was only tested is shorter."""
+    record: dict[str, Any] = json.loads((run / RECORD_FILE).read_text(encoding="utf-8"))
+    return record
+
+
+def embed_rows(recipe: Recipe, source: Source, most: int) -> NDArray[np.float32]:
+    """Return a vector for each of at most so many rows of a source, evenly spaced, by the recipe's encoder."""
+    from mixfluence.build import build_model
+    from mixfluence.clustering.embeddings import Embedder
+
+    rows = read_rows(source)
+    step = -(-len(rows) // most)
+    taken = rows.take(range(0, len(rows), step), f"{rows.fingerprint}-every-{step}")
+    return Embedder(build_model(recipe.model), "both").vectors(taken).astype("float32")
+
+
+def demo_changes(target: str) -> dict[str, list[str]]:
+    """Return the changes to the demo's recipe for each of its samplers."""
+    from mixfluence.cli.demo import SAMPLERS, pool_changes
+
+    return {label: [*pool_changes(target), change.format(target=target)] for label, change in SAMPLERS.items()}
+
+
+def run_untrained(recipe: Recipe, reference: str) -> None:
+    """Test a recipe's model as it is, or BM25, and write the result as a run folder."""
+    from mixfluence.build import build_model
+    from mixfluence.data.formats import read_task as read
+    from mixfluence.experiment import evaluate_bm25, evaluate_tasks
+
+    tasks = {name: read(name, source) for name, source in recipe.test.items()}
+    evaluations = recipe.output / EVAL_FOLDER
+    if reference == BM25:
+        scores = evaluate_bm25(tasks, evaluations)
+    else:
+        scores = evaluate_tasks(build_model(recipe.model), tasks, recipe, evaluations)
+    write_text(recipe.output / RECIPE_FILE, dump_recipe(recipe))
+    summary = {name: evaluation.summary() for name, evaluation in scores.items()}
+    record = {"name": recipe.name, "reference": reference, "seed": recipe.seed, "scores": summary}
+    write_text(recipe.output / RECORD_FILE, json.dumps(record, indent=1) + "\n")

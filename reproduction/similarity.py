@@ -1,0 +1,42 @@
+"""Prints the similarity of a setting's training sets and targets, to compare with a heat map of what helps them.
+
+The direction of a set is the mean of its rows' vectors by the recipe's encoder before training; the vector of a row is
+the mean of its query and its passage, as for CRISP. The similarity is the cosine of two directions.
+
+    python -m reproduction.similarity twin-beir7 --data DATA
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reproduction.cells import load, move
+from reproduction.package import Source, embed_rows
+from reproduction.schema import load_setting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting")
+    parser.add_argument("--data", type=Path, help="the folder that recipes call data")
+    parser.add_argument("--rows", type=int, default=500, help="rows of a set to encode, at most")
+    options = parser.parse_args()
+    recipe = move(load(load_setting(options.setting)), options.data)
+
+    def direction(source: Source) -> NDArray[np.float32]:
+        mean = embed_rows(recipe, source, options.rows).mean(axis=0)
+        return np.asarray(mean / np.linalg.norm(mean))
+
+    train = {name: direction(source) for name, source in recipe.train.items()}
+    dev = {name: direction(source) for name, source in recipe.dev.items()}
+    print("| | " + " | ".join(dev) + " |\n|---|" + "---|" * len(dev))
+    for name, own in train.items():
+        print(f"| {name} | " + " | ".join(f"{own @ other:.2f}" for other in dev.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
