@@ -30,7 +30,7 @@ def override(what: str, text: str, *names: str, says: str = "") -> Case:
 
 def trainer(what: str, arguments: str, name: str, says: str = "", missing: str | None = None) -> Case:
     """Arguments for the trainer library, which is the only one to know that they are wrong."""
-    recipe = {"steps: 4": f"steps: 4\n  host: {arguments}"}
+    recipe = {"steps: 4": f"steps: 4\n  trainer_args: {arguments}"}
     return Case(what, "train recipe.yaml", (name,), says, recipe=recipe, missing=missing)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixfluence.assembly import check_host, training_arguments
+from mixfluence.build import check_training_arguments, training_arguments
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
@@ -49,7 +49,7 @@ ARGUMENTS = signature(SentenceTransformerTrainingArguments).parameters.keys() - 
 
 def refusal(recipe: Recipe) -> str | None:
     try:
-        check_host(recipe)
+        check_training_arguments(recipe)
     except RecipeError as error:
         return str(error)
     return None
@@ -103,15 +103,15 @@ def test_a_number_in_quotes_is_a_number(load: Load, tiny_bert: SentenceTransform
 def test_noise_is_refused_for_as_long_as_the_host_cannot_add_it(
     load: Load, tiny_bert: SentenceTransformer, value: float
 ) -> None:
-    check_host(load(neftune_noise_alpha=None))
+    check_training_arguments(load(neftune_noise_alpha=None))
     with pytest.raises(RecipeError, match=r"^training\.host\.neftune_noise_alpha: "):
-        check_host(load(neftune_noise_alpha=value))
+        check_training_arguments(load(neftune_noise_alpha=value))
     # What the host asks for its embeddings.
     assert not hasattr(tiny_bert, "get_input_embeddings")
 
 
 def test_kernels_are_refused_where_the_host_has_none(load: Load) -> None:
-    check_host(load(use_liger_kernel="no"))
+    check_training_arguments(load(use_liger_kernel="no"))
     message = refusal(load(use_liger_kernel=True))
     assert (message is None) == is_liger_kernel_available()
     assert message is None or message.startswith("training.trainer_args.use_liger_kernel: ")
@@ -127,14 +127,14 @@ def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:
 
 def test_only_the_wrong_one_is_named(load: Load) -> None:
     right = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 2, "report_to": "none"}
-    check_host(load(**right))
+    check_training_arguments(load(**right))
     with pytest.raises(RecipeError, match=r"^training\.host\.optim_args: "):
-        check_host(load(**right, optim_args="beta"))
+        check_training_arguments(load(**right, optim_args="beta"))
 
 
 def test_arguments_that_contradict_each_other_are_both_named(load: Load) -> None:
     with pytest.raises(RecipeError, match=r"^training\.host\.fp16_full_eval, training\.host\.bf16_full_eval: "):
-        check_host(load(fp16_full_eval=True, bf16_full_eval=True, max_grad_norm=2))
+        check_training_arguments(load(fp16_full_eval=True, bf16_full_eval=True, max_grad_norm=2))
 
 
 @pytest.mark.usefixtures("alone")

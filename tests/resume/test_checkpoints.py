@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixfluence.assembly import training_arguments
+from mixfluence.build import training_arguments
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.data.mixture import Mixture
