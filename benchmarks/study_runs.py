@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.data.weights import read_weights
-from mixfluence.run_folder import RECORD_FILE, WEIGHTS_FILE
+from mixfluence.runs import RECORD_FILE, WEIGHTS_FILE
 
 
 def line(run: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from mixfluence.influence import Reptile
 from mixfluence.policy import Anchored, Matching, Mirror, PolicyGradient, Rule, Temperature, Weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.stages import build_strategy
 from mixfluence.strategies import InfDDS, Static
 from tests.test_experiment import write_domain

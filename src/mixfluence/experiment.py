@@ -36,8 +36,17 @@ from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.record import Stopwatch, versions
-from mixfluence.run_folder import DEV_FOLDER, EVAL_FOLDER, OVERLAP_FILE, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
+from mixfluence.runs import (
+    DEV_FOLDER,
+    EVAL_FOLDER,
+    OVERLAP_FILE,
+    RECIPE_FILE,
+    RECORD_FILE,
+    WEIGHTS_FILE,
+    Stopwatch,
+    versions,
+    write_record,
+)
 from mixfluence.stage_run import Pool, StageRun
 from mixfluence.stages import build_stages
 from mixfluence.training.checkpoints import step_of
@@ -235,4 +244,4 @@ def _write_record(
         "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
     }
-    write_text(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    write_record(folder / RECORD_FILE, record)

@@ -18,7 +18,7 @@ from mixfluence.config.sources import FORMATS
 from mixfluence.config.strategy import RULES
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
-from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
 
 RECIPES = Path(__file__).parent / "recipes"
 # Recipes are written by hand. A few lines of aliases of aliases would stand for billions of values.

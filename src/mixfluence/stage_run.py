@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,10 +19,17 @@ from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.evaluation.selection import DevEvaluator
-from mixfluence.files import write_text
 from mixfluence.recipe import ModelSection, Recipe
-from mixfluence.record import Stopwatch
-from mixfluence.run_folder import MODEL_FOLDER, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, WEIGHTS_FILE
+from mixfluence.runs import (
+    MODEL_FOLDER,
+    RECORD_FILE,
+    STAGES_FOLDER,
+    TRACE_FILE,
+    WEIGHTS_FILE,
+    Stopwatch,
+    read_record,
+    write_record,
+)
 from mixfluence.stages import FINAL, Stage
 from mixfluence.strategies import GroupDRO, Strategy
 from mixfluence.training.checkpoints import list_checkpoints, newest_whole, step_of, writing
@@ -135,11 +141,12 @@ class StageRun:
             if trainer.is_world_process_zero():
                 write_weights(self.folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
                 facts = {"steps": self._stage.steps, "probing": self.probing, "seconds": self.watch.seconds}
-                write_text(self.folder / RECORD_FILE, json.dumps(facts, indent=1) + "\n")
+                write_record(self.folder / RECORD_FILE, facts, kind="stage")
             # What the first process has written, the others read.
             trainer.accelerator.wait_for_everyone()
-        record: dict[str, Any] = json.loads((self.folder / RECORD_FILE).read_text(encoding="utf-8"))
-        return record | {"found": read_weights(self.folder / WEIGHTS_FILE)}
+        record = read_record(self.folder / RECORD_FILE)
+        facts = {name: record[name] for name in ("steps", "probing", "seconds")}
+        return facts | {"found": read_weights(self.folder / WEIGHTS_FILE)}
 
     def _find_checkpoint(self, args: SentenceTransformerTrainingArguments) -> str | None:
         """Return the checkpoint to go on from, the same on every process."""

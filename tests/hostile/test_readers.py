@@ -34,7 +34,7 @@ from mixfluence.evaluation.dev_queries import read_dev_queries
 from mixfluence.evaluation.results import read_evaluation
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import MOST_CHARACTERS, load_recipe
-from mixfluence.run_folder import read_record, read_trace
+from mixfluence.runs import read_record, read_trace
 from tests.hostile.workplace import RECIPE
 
 # A reader that takes seconds for a small file hangs on a large one.

@@ -24,7 +24,7 @@ from mixfluence.cli.compare import compare
 from mixfluence.cli.report import report
 from mixfluence.cli.status import status
 from mixfluence.cli.weights import Which, weights
-from mixfluence.run_folder import read_record, read_trace
+from mixfluence.runs import read_record, read_trace
 from mixfluence.training.trace import probing_cost, seconds_until
 from tests.hostile.test_readers import damage, our_errors_only
 from tests.hostile.workplace import Case, run_program, write_workplace

@@ -20,7 +20,7 @@ from rich.console import Console
 from mixfluence.errors import DataError
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.status import read_status, stage_steps, status_view
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.stages import build_stages
 from tests.test_methods import SETTINGS, chosen
 from tests.test_recipes import SMALL, write

@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.experiment import run
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.runs import MANIFEST_FILE
 from mixfluence.training.checkpoints import (
     abandon_later,
     damage,

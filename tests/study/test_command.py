@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECORD_FILE, read_trace
+from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECORD_FILE, read_trace
 from mixfluence.study import Cell, build_cells, load_study, run_cells
 from mixfluence.study.cell import State, run_cell, state_of
 from mixfluence.study.workers import IMPORTS

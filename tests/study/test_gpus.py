@@ -18,7 +18,7 @@ from threading import Thread
 import pytest
 
 from mixfluence.errors import RecipeError
-from mixfluence.run_folder import CHECKPOINTS_FOLDER, RECORD_FILE, TRACE_FILE, read_trace
+from mixfluence.runs import CHECKPOINTS_FOLDER, RECORD_FILE, TRACE_FILE, read_trace
 from mixfluence.study import build_cells, load_study, run_cells
 from mixfluence.study.launch import check_gpus, reason_of
 from mixfluence.study.schema import SETTINGS, load_setting

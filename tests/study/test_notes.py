@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from mixfluence.run_folder import RECORD_FILE, read_record
+from mixfluence.runs import RECORD_FILE, read_record
 from mixfluence.study import build_cells, find, load_study
 from mixfluence.study.cell import run_cell
 from tests.study.conftest import WriteStudy

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from mixfluence.errors import DataError, MixfluenceError
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import seal
 from mixfluence.training.trace import STATE_FILE
 from tests.training.runs import arguments, build

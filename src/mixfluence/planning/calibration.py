@@ -14,7 +14,7 @@ from mixfluence.config.samplers import CrispSection, StaticSection
 from mixfluence.errors import RecipeError
 from mixfluence.planning.plan import Plan
 from mixfluence.recipe import Recipe
-from mixfluence.run_folder import TRACE_FILE, read_trace
+from mixfluence.runs import TRACE_FILE, read_trace
 
 
 @dataclass(frozen=True)

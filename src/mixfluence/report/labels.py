@@ -1,15 +1,24 @@
-"""Runs, samplers, starts and pools in the few words that a table has room for."""
+"""Short labels for samplers, starts, stages and dataset pools. The only module of this package that knows samplers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 from mixfluence.config.parts import InitialSection
-from mixfluence.config.samplers import CooldownSection, CrispSection, ReplaySection
+from mixfluence.config.samplers import (
+    CooldownSection,
+    CrispSection,
+    DoGESection,
+    DoReMiSection,
+    ReplaySection,
+    TDROSection,
+)
 from mixfluence.recipe import GUIDED, Recipe
+from mixfluence.runs import Group
 
+FINAL = "final"
 _SAMPLERS = {
     "static": "Static",
     "cooldown": "Cooldown",
@@ -22,19 +31,30 @@ _SAMPLERS = {
     "target-only": "Target only",
     "replay": "Replay",
 }
-# Their last run draws by what an earlier one found.
+# Their last stage samples by what an earlier one found.
 _PROXIES = {"doge", "doremi", "tdro"}
 _WIDEST_POOL = 24
 
 
-def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or the whole paths if that would make two runs look like one."""
-    names = [path.resolve().name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+class Method(NamedTuple):
+    """What a table says of a group: sampler, start of its probabilities, training sets, dev sets that guide it."""
+
+    sampler: str
+    start: str
+    train: tuple[str, ...]
+    dev: tuple[str, ...]
+
+
+def method_of(group: Group) -> Method:
+    """Return the method of a group; a model that was only tested has a name and nothing else."""
+    if name := group.runs[0].untrained:
+        return Method("BM25" if name == "bm25" else name, "-", (), ())
+    recipe = group.recipe
+    return Method(sampler_label(recipe), initial_label(recipe), tuple(recipe.train), guides(recipe))
 
 
 def sampler_label(recipe: Recipe) -> str:
-    """Return the method's name as papers write it; CRISP with its number of clusters."""
+    """Return the sampler's name as papers write it; CRISP with its number of clusters."""
     section = recipe.strategy
     if isinstance(section, CrispSection):
         return f"CRISP-{section.branching**section.levels}"
@@ -42,7 +62,7 @@ def sampler_label(recipe: Recipe) -> str:
 
 
 def initial_label(recipe: Recipe) -> str:
-    """Return where the probabilities start: a temperature, or what they are taken from."""
+    """Return where the probabilities start: a temperature, or their source."""
     section = recipe.strategy
     if isinstance(section, CooldownSection):
         return f"τ={_number(section.hot)}→{_number(section.cold)}"
@@ -55,15 +75,28 @@ def initial_label(recipe: Recipe) -> str:
 
 
 def guides(recipe: Recipe) -> tuple[str, ...]:
-    """Return the dev sets that guide sampling: none if the sampler does not look at any."""
+    """Return the dev sets that guide sampling; none if the sampler uses none."""
     return tuple(recipe.dev) if recipe.strategy.name in GUIDED else ()
 
 
-def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the names of each pool's sets if there is room for them, else how many they are.
+def draws_clusters(recipe: Recipe) -> bool:
+    """Return whether batches are drawn from clusters instead of datasets."""
+    return isinstance(recipe.strategy, CrispSection)
 
-    Different pools of as many sets are told apart by a letter.
-    """
+
+def stage_steps(recipe: Recipe) -> dict[str, int]:
+    """Return the names and steps of a recipe's stages, in order."""
+    section, steps = recipe.strategy, recipe.training.steps
+    stages = {}
+    if isinstance(section, DoReMiSection | TDROSection):
+        stages = {"reference": section.reference_steps, "proxy": section.proxy_steps}
+    elif isinstance(section, DoGESection):
+        stages = dict.fromkeys(["proxy", "second-proxy"][: section.rounds], section.proxy_steps)
+    return {name: own or steps for name, own in stages.items()} | {FINAL: steps}
+
+
+def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the datasets of each pool if they are few, else their number; a letter tells equal numbers apart."""
     long = [pool for pool in dict.fromkeys(pools) if len(", ".join(pool)) > _WIDEST_POOL]
     labels = {pool: ", ".join(pool) or "-" for pool in pools if pool not in long}
     for pool in long:

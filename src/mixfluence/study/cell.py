@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from enum import StrEnum
 
 from mixfluence.errors import RecipeError
 from mixfluence.files import write_text
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.run_folder import (
+from mixfluence.runs import (
     CHECKPOINTS_FOLDER,
     EVAL_FOLDER,
     MODEL_FOLDER,
     RECIPE_FILE,
     RECORD_FILE,
     STAGES_FOLDER,
+    write_record,
 )
 from mixfluence.study.grid import BM25, Cell
 from mixfluence.study.launch import launch
@@ -91,4 +91,5 @@ def _test(cell: Cell) -> None:
     write_text(folder / RECIPE_FILE, dump_recipe(recipe))
     summary = {name: evaluation.summary() for name, evaluation in scores.items()}
     record = {"name": recipe.name, "reference": cell.row.reference, "seed": cell.seed, "scores": summary}
-    write_text(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    tests = {name: {"fingerprint": task.fingerprint} for name, task in tasks.items()}
+    write_record(folder / RECORD_FILE, record | {"tests": tests}, kind="test")

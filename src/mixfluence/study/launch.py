@@ -15,7 +15,7 @@ from typing import IO, NoReturn
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.run_folder import RECIPE_FILE
+from mixfluence.runs import RECIPE_FILE
 
 # As for installed programs, modules that lie in the folder of the user are not ours.
 PYTHON = (sys.executable, "-P")

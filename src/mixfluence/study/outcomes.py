@@ -13,7 +13,7 @@ from typing import Any
 from mixfluence.recipe import Recipe
 from mixfluence.report.comparison import PARTS, Score, hours_by_part
 from mixfluence.report.folders import RunFolder, read_run
-from mixfluence.run_folder import RECORD_FILE
+from mixfluence.runs import RECORD_FILE
 from mixfluence.study.arithmetic import Mixture
 from mixfluence.study.cell import State, state_of
 from mixfluence.study.grid import Cell

@@ -22,7 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from mixfluence.errors import DataError
 from mixfluence.files import sync, write_text
-from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.runs import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.files import sync, write_text
 from mixfluence.influence import Influences
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import (
     abandon_later,
     checkpoint_of,
