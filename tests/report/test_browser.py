@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from mixfluence.report.folders import read_run
+from mixfluence.report.series import collect
 
 from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
 from mixfluence.files import write_text
-from mixfluence.report.folders import read_run
 from mixfluence.report.page import render_page
-from mixfluence.report.series import collect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page

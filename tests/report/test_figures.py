@@ -8,10 +8,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-from mixfluence.report.figures import ONE_COLUMN, TWO_COLUMNS, write_figures
 from mixfluence.report.folders import read_run
 from mixfluence.report.series import Report, collect
+
+from mixfluence.report.figures import ONE_COLUMN, TWO_COLUMNS, write_figures
 
 pytestmark = pytest.mark.slow
 

@@ -16,15 +16,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from mixfluence.report.folders import read_run
+from mixfluence.report.queries import Extremes
+from mixfluence.report.series import Group, Report, Run, collect
 
 from mixfluence.cli.report import report as report_verb
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.report import page
-from mixfluence.report.folders import read_run
 from mixfluence.report.page import render_page
-from mixfluence.report.queries import Extremes
-from mixfluence.report.series import Group, Report, Run, collect
 
 NASTY = [
     "</script><script>alert(1)</script>",

@@ -7,11 +7,11 @@ from dataclasses import replace
 from importlib.resources import files
 
 import pytest
+from mixfluence.report.queries import LONGEST_TEXT, SHORTEST_TEXT, extremes, longest_text
 
 from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.evaluation.dev_ranks import MOST_ROWS
 from mixfluence.report.page import MOST_BYTES, render_page
-from mixfluence.report.queries import LONGEST_TEXT, SHORTEST_TEXT, extremes, longest_text
 from tests.report.test_page import small_report
 
 

@@ -20,7 +20,7 @@ from mixfluence.errors import DataError
 from mixfluence.files import write_text
 from mixfluence.paper import read_table
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.sheets import Sheet
+from mixfluence.report.tables import Sheet
 from mixfluence.runs import RECIPE_FILE, RECORD_FILE, TRACE_FILE, WEIGHTS_FILE
 from mixfluence.study import Cell, Findings, build_cells, find, load_study, to_json, to_markdown
 from mixfluence.study.beside import paper_cell, paper_notes, paper_sheet

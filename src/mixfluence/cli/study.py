@@ -124,7 +124,7 @@ def _run(cells: Sequence[Cell], processes: int, gpus: int, keep_models: bool) ->
 
 def _show(chosen: Study, setting: str, cells: Sequence[Cell], failed: dict[str, str], folder: Path) -> None:
     from mixfluence.cli.result import write_result
-    from mixfluence.report.screen import Screen
+    from mixfluence.report.tables import Screen
     from mixfluence.study.pages import find, to_json, to_markdown
 
     found = find(chosen, setting, cells, failed)

@@ -36,7 +36,7 @@ COLOURS = ("#0072b2", "#d55e00", "#008a64", "#b9558f", "#a87400", "#2a8fc9", "#3
 INK, PAPER = "#1d2329", "#fefefe"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D", "P", "X")
-HATCHES = ("", "////", "||||", "....")
+HATCHES = ("", "////", "||||", "----")
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.size": 8,
@@ -160,6 +160,7 @@ def look(number: int) -> dict[str, Any]:
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
         "marker": MARKERS[number % len(MARKERS)],
+        "markevery": 0.15,
     }
 
 
@@ -175,9 +176,10 @@ def _panels(count: int, labels: int, per_row: int = 3) -> tuple[Figure, list[Axe
 
 def _lines(axes: Axes, xs: Sequence[float], series: Series, first: int = 0, **options: Any) -> None:
     for number, values in enumerate(series.values(), start=first):
-        marked = max(1, len(xs) // 6)
-        ys = np.array(values, dtype=float)
-        axes.plot(xs, ys, markevery=(number % marked, marked), **look(number), **options)
+        every = max(1, len(xs) // 6)
+        # Markers of overlapping lines are shifted against each other.
+        marked = {**look(number), "markevery": (number % every, every)}
+        axes.plot(xs, np.array(values, dtype=float), **marked, **options)
 
 
 def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
@@ -270,15 +272,15 @@ def _logged(trace: Sequence[TraceLine], key: str) -> list[tuple[int, float]]:
 
 
 def _cost_quality(points: Mapping[str, tuple[float, Score]], unit: str) -> Figure:
-    figure = Figure(figsize=(ONE_COLUMN, 2.6), layout="constrained")
+    figure = Figure(figsize=(ONE_COLUMN, 2.4 + 0.14 * -(-len(points) // 2)), layout="constrained")
     axes: Axes = figure.subplots()
-    for number, (label, (cost, score)) in enumerate(points.items()):
-        axes.errorbar(cost, score.mean, yerr=score.spread, **{**look(number), "linestyle": "none"})
-        # Neighbours are often close: labels alternate above and below.
-        offset = {"xytext": (4, -9 if number % 2 else 3), "textcoords": "offset points"}
-        axes.annotate(label, (cost, score.mean), size=7, **offset)
+    drawn = [
+        axes.errorbar(cost, score.mean, score.spread, fmt=look(number)["marker"], color=look(number)["color"])
+        for number, (cost, score) in enumerate(points.values())
+    ]
     axes.set(xlabel=unit, ylabel="average NDCG@10", xlim=(0, None))
-    axes.margins(x=0.25, y=0.15)
+    axes.margins(x=0.1, y=0.15)
+    figure.legend(drawn, list(points), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -53,7 +54,7 @@ def render_page(runs: Sequence[Run]) -> str:
         lead=escape(_lead(found)),
         links="".join(links),
         tables="".join(_scrolling(html_table(sheet)) for sheet in make_sheets(found, for_print=False)),
-        notes="".join(f'<p class="note">{escape(note)}</p>' for note in make_notes(found)),
+        notes="".join(f"<li>{escape(note)}</li>" for note in make_notes(found)),
         charts="".join(map(_figure, charts_of_all(found))),
         runs="".join(sections),
     )
@@ -66,13 +67,15 @@ def inline_svg(chart: Chart) -> str:
         chart.draw().savefig(text, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text.getvalue()))
-    for parent in list(root.iter()):
-        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
-            parent.remove(child)
-    for element in root.iter():
+    prefix = f"c{zlib.crc32(chart.name.encode()):x}-"
+    for element in list(root.iter()):
+        for child in [child for child in element if child.tag.endswith(("}metadata", "}style"))]:
+            element.remove(child)
         element.tag = element.tag.rpartition("}")[2]
         attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        element.attrib = dict(_page_attributes(attributes, f"{chart.name}-", used))
+        element.attrib = dict(_page_attributes(attributes, prefix, used))
+        element.tail = None
+        element.text = element.text if element.tag == "text" else None
     width = SCALE * float(root.attrib["width"].removesuffix("pt"))
     root.attrib = {"viewBox": root.attrib["viewBox"], "width": f"{width:.0f}", "class": "chart", "role": "img"}
     title = ElementTree.Element("title")
@@ -93,8 +96,9 @@ def _page_attributes(attributes: Mapping[str, str], prefix: str, used: set[str])
             for number, colour in enumerate(COLOURS):
                 value = value.replace(colour, f"var(--c{number})")
             value = value.replace(INK, "currentColor").replace(PAPER, "var(--page)")
-            yield key, value.replace("url(#", f"url(#{prefix}").replace("; ", ";").replace(": ", ":")
-        else:
+            value = value.replace("url(#", f"url(#{prefix}").replace("; ", ";").replace(": ", ":")
+            yield key, value.replace("font-family:'DejaVu Sans';", "")
+        elif not value.startswith("rotate(-0 "):
             shorter = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", value)
             yield key, shorter.replace(" \n", " ").strip()
 
@@ -178,7 +182,7 @@ def _query_table(title: str, queries: Sequence[DevQuery], longest: int) -> str:
 
 
 def _figure(chart: Chart) -> str:
-    return f"<figure>{inline_svg(chart)}<figcaption>{escape(chart.title)}</figcaption></figure>"
+    return f"<figure><figcaption>{escape(chart.title)}</figcaption>{inline_svg(chart)}</figure>"
 
 
 def _scrolling(table: str) -> str:

@@ -152,9 +152,9 @@ def _state(status: Status) -> str:
 
 
 def _facts(status: Status) -> Iterator[tuple[str, str]]:
-    steps, record, training = status.stages[status.stage], status.run.record, status.seconds - status.probing
-    if name := status.run.untrained:
-        yield "model", f"{name}, tested without training"
+    steps, run = status.stages[status.stage], status.run
+    if run.untrained:
+        yield "model", f"{run.untrained}, tested without training"
         return
     if status.silent is not None:
         since = datetime.fromtimestamp(status.changed).strftime("%Y-%m-%d %H:%M")
@@ -163,16 +163,20 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "stage", f"{status.stage}, {list(status.stages).index(status.stage) + 1} of {len(status.stages)}"
     yield "step", f"{status.step:,} of {steps:,} ({status.step / steps:.0%})"
     for key, name, digits in (("loss", "loss", 4), ("learning_rate", "learning rate", 3)):
-        if (value := next((line[key] for line in reversed(status.trace) if key in line), None)) is not None:
-            yield name, f"{value:.{digits}g}"
+        if values := [line[key] for line in status.trace if key in line]:
+            yield name, f"{values[-1]:.{digits}g}"
     if status.step:
-        when = "in total" if status.run.finished else "so far"
-        yield "pace", f"{training / status.step:.3g} s per step, {duration(status.seconds)} {when}"
-    if status.probing and training > 0:
-        yield "probing", f"{duration(status.probing)}, {status.probing / training:.0%} on top of training"
-    if status.state == "training" and status.left is not None:
-        yield "left", duration(status.left)
+        yield from _times(status)
     if status.checkpoint is not None:
         yield "checkpoint", f"step {status.checkpoint:,}"
-    if "selected_step" in record:
-        yield "model", f"from step {record['selected_step']:,}"
+    if run.finished:
+        yield "model", f"from step {run.record['selected_step']:,}"
+
+
+def _times(status: Status) -> Iterator[tuple[str, str]]:
+    training, when = status.seconds - status.probing, "in total" if status.run.finished else "so far"
+    yield "pace", f"{training / status.step:.3g} s per step, {duration(status.seconds)} {when}"
+    if status.probing and training > 0:
+        yield "probing", f"{duration(status.probing)}, {status.probing / training:.0%} on top of training"
+    if status.state == "training":
+        yield "left", duration(status.left or 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mixfluence.paper import Misprint, PaperRow, PaperTable
-from mixfluence.report.sheets import Cell, Column, Sheet
+from mixfluence.report.tables import Cell, Column, Sheet
 from mixfluence.study.schema import Row
 
 MISPRINT = "†"

@@ -11,9 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from mixfluence.recipe import Recipe
-from mixfluence.report.comparison import PARTS, Score, hours_by_part
-from mixfluence.report.folders import RunFolder, read_run
-from mixfluence.runs import RECORD_FILE
+from mixfluence.runs import PARTS, RECORD_FILE, Run, Score, read_run
 from mixfluence.study.arithmetic import Mixture
 from mixfluence.study.cell import State, state_of
 from mixfluence.study.grid import Cell
@@ -32,7 +30,7 @@ class Done:
 
     cell: Cell
     scores: Mapping[str, float]
-    run: RunFolder | None
+    run: Run | None
 
     @cached_property
     def trajectory(self) -> list[tuple[int, Mixture]]:
@@ -86,13 +84,13 @@ class Outcome:
         return Score(tuple(map(fmean, whole))) if whole else None
 
     @property
-    def runs(self) -> list[RunFolder]:
+    def runs(self) -> list[Run]:
         """The folders of its runs; none for a model that was not trained."""
         return [done.run for done in self.done if done.run]
 
     def hours(self, on_gpu: bool) -> dict[str, float] | None:
         """Return the mean hours of a run by part, None if nothing was trained."""
-        parts = [hours_by_part(run, on_gpu) for run in self.runs]
+        parts = [run.hours(on_gpu) for run in self.runs]
         return {part: fmean(hours[part] for hours in parts) for part in PARTS} if parts else None
 
 

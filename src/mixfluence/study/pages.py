@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mixfluence.paper import PaperRow, PaperTable, read_table
-from mixfluence.report.comparison import Score
-from mixfluence.report.formats import markdown_table as markdown_table
-from mixfluence.report.sheets import Sheet
+from mixfluence.report.tables import Sheet
+from mixfluence.report.tables import markdown_table as markdown_table
+from mixfluence.runs import Score
 from mixfluence.study.beside import paper_cell, paper_notes, paper_sheet
 from mixfluence.study.grid import Cell, columns_of, rows_left_out
 from mixfluence.study.outcomes import Outcome, read_outcomes

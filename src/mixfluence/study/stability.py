@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from mixfluence.report.labels import pool_labels
-from mixfluence.report.sheets import Cell, Column, Sheet
+from mixfluence.report.tables import Cell, Column, Sheet
 from mixfluence.study.arithmetic import Mixture, disagreement, mean_mixture, wandering
 from mixfluence.study.grid import title_of
 from mixfluence.study.outcomes import Done, Outcome

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mixfluence.paper import PaperTable
-from mixfluence.report.comparison import PARTS, Score
-from mixfluence.report.sheets import Cell, Column, Sheet
+from mixfluence.report.tables import Cell, Column, Sheet
+from mixfluence.runs import PARTS, Score
 from mixfluence.study.arithmetic import Mixture, mean_mixture, undominated, z_scores
 from mixfluence.study.beside import AVERAGE, paper_cell
 from mixfluence.study.outcomes import Outcome

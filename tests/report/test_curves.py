@@ -14,11 +14,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from mixfluence.report.folders import read_run
+from mixfluence.report.series import Report, collect
 
 from mixfluence.errors import DataError
 from mixfluence.report.curves import MOST_DATASETS, curves, limit_of, rows_trained
-from mixfluence.report.folders import read_run
-from mixfluence.report.series import Report, collect
 from tests.test_methods import SETTINGS
 
 

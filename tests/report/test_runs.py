@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mixfluence.report.folders import read_run
 
 from mixfluence.errors import DataError
-from mixfluence.report.folders import read_run
 from tests.test_methods import SETTINGS, STAGES
 
 pytestmark = pytest.mark.slow
