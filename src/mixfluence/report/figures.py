@@ -81,7 +81,7 @@ def charts_of_all(comparison: Comparison) -> list[Chart]:
     losses = {label: _logged(run.trace, "loss") for label, run in runs}
     dev = {label: next(reversed(run.dev_evals().values()), []) for label, run in runs}
     weights = {label: {name: 100 * value for name, value in final_weights(run).items()} for label, run in runs}
-    alone = [(label, run) for label, run in runs if len(run.recipe.train) == 1 and run.finished]
+    alone = [(label, run) for label, run in runs if len(run.recipe.train) == 1 and run.finished and not run.untrained]
     tests = {
         f"{next(iter(run.recipe.train))} ({label})": {n: 100 * own[MEASURE] for n, own in run.record["scores"].items()}
         for label, run in alone

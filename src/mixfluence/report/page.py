@@ -142,7 +142,7 @@ def _section(number: int, group: Group, longest: int) -> str:
 
 def _run(label: str, run: Run, longest: int) -> str:
     facts = {"seed": str(run.recipe.seed), "device": run.record.get("device", ""), **run.record.get("versions", {})}
-    if run.finished and run.recipe.selection:
+    if run.recipe.selection and "selected_step" in run.record:
         facts["selected step"] = str(run.record["selected_step"])
     facts |= {f"note {place}": note for place, note in enumerate(run.record.get("notes", []), start=1)}
     versions = Sheet("Seed, device and versions", (words("", list(facts)), words("", list(facts.values()))), 1)
