@@ -296,7 +296,7 @@ def read_trace(path: Path) -> list[TraceLine]:
     for number, text in enumerate(_read_bytes(path).split(b"\n")[:-1], start=1):
         required = ("step", "seconds", "weights") if trace else ("step", "seconds", "datasets")
         if text:
-            trace.append(_parse(text, required, f"{path}:{number}: not a line of a trace"))
+            trace.append(_parse(text, required, f"{path}: line {number} is not a line of a trace"))
     return trace
 
 

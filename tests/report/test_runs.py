@@ -171,11 +171,11 @@ def test_newer_formats_and_unreadable_recipes_name_the_version_that_wrote_them(o
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("{\n", ":1"),
-        ("[]\n", ":1"),
-        (json.dumps(LINE) + "\n", ":1: .*'datasets'"),
-        (json.dumps(START) + "\n" + json.dumps({"step": 1}) + "\n", ":2: .*'seconds'"),
-        (json.dumps(START) + "\n\n" + json.dumps(LINE)[:-9] + "\n", ":3"),
+        ("{\n", ": line 1 "),
+        ("[]\n", ": line 1 "),
+        (json.dumps(LINE) + "\n", ": line 1 .*'datasets'"),
+        (json.dumps(START) + "\n" + json.dumps({"step": 1}) + "\n", ": line 2 .*'seconds'"),
+        (json.dumps(START) + "\n\n" + json.dumps(LINE)[:-9] + "\n", ": line 3 "),
     ],
 )
 def test_a_damaged_trace_is_refused_with_its_line(tmp_path: Path, text: str, place: str) -> None:
@@ -200,7 +200,7 @@ def test_what_is_not_a_run_or_incomplete_is_refused(old: Path, tmp_path: Path) -
     with pytest.raises(DataError, match=r"recipe\.yaml; it contains runs: .*doremi, .*inf-dds$"):
         read_run(old)
     (old / "doremi" / "eval" / "blue.jsonl").unlink()
-    with pytest.raises(DataError, match="eval: .* blue"):
+    with pytest.raises(DataError, match=r"eval: .* blue"):
         read_run(old / "doremi")
     (old / "inf-dds" / RECORD_FILE).write_text("[1", encoding="utf-8")
     with pytest.raises(DataError, match=r"record\.json"):

@@ -63,7 +63,7 @@ def drawn_shares(trace: Sequence[TraceLine]) -> tuple[list[int], list[dict[str, 
 
 
 def _batches(trace: Sequence[TraceLine]) -> list[tuple[int, int]]:
-    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=True)]
+    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=False)]
 
 
 def influences(trace: Sequence[TraceLine]) -> dict[str, list[Mapping[str, float]]]:

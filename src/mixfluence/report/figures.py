@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ COLOURS = ("#0072b2", "#d55e00", "#008a64", "#b9558f", "#a87400", "#2a8fc9", "#3
 INK, PAPER = "#1d2329", "#fefefe"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D", "P", "X")
+LONGEST_NAME = 40
 HATCHES = ("", "////", "||||", "----")
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -164,6 +165,11 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
+def short(names: Iterable[str]) -> list[str]:
+    """Return names cut to the room that a chart has for them."""
+    return [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
+
+
 def _panels(count: int, labels: int, per_row: int = 3) -> tuple[Figure, list[Axes]]:
     """Return a figure of two columns' width with some panels and room for a legend below them."""
     rows = -(-count // per_row)
@@ -184,7 +190,7 @@ def _lines(axes: Axes, xs: Sequence[float], series: Series, first: int = 0, **op
 
 def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
     # Names are given again, because a label that starts with an underscore would be left out.
-    figure.legend(axes.get_lines()[: len(names)], names, loc="outside lower center", ncols=4)
+    figure.legend(axes.get_lines()[: len(names)], short(names), loc="outside lower center", ncols=4)
 
 
 def _sampling(trace: Sequence[TraceLine]) -> Figure:
@@ -244,7 +250,7 @@ def _progress(run: Run, traces: Mapping[str, Sequence[TraceLine]]) -> Figure:
         _points(axes, own)
         axes.set(title=title, xlabel="step")
         if len(own) > 1:
-            axes.legend(axes.get_lines(), list(own))
+            axes.legend(axes.get_lines(), short(own))
         if title.endswith("checkpoints") and run.finished:
             axes.axvline(run.record["selected_step"], color=INK, linewidth=0.6, linestyle=":")
     return figure
@@ -280,7 +286,7 @@ def _cost_quality(points: Mapping[str, tuple[float, Score]], unit: str) -> Figur
     ]
     axes.set(xlabel=unit, ylabel="average NDCG@10", xlim=(0, None))
     axes.margins(x=0.1, y=0.15)
-    figure.legend(drawn, list(points), loc="outside lower center", ncols=2)
+    figure.legend(drawn, short(points), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -298,7 +304,7 @@ def _bars(parts: Mapping[str, Mapping[str, float]], unit: str) -> Figure:
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     for place, total in zip(places, starts, strict=True):
         axes.annotate(f" {total:.3g}", (total, place), va="center", size=7)
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, short(names))
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel(unit)
@@ -320,6 +326,6 @@ def _grid(rows: Mapping[str, Mapping[str, float]], darkest: float) -> Figure:
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **shade))
                 axes.text(column, row, f"{value:.1f}", ha="center", va="center", size=6)
     axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_xticks(range(len(names)), short(names), rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), short(rows))
     return figure
