@@ -102,24 +102,6 @@ class Run:
                 hours[name] += spent * scale
         return hours
 
-    def dev_evals(self) -> dict[str, list[tuple[int, float]]]:
-        """Return (step, NDCG@10 in points) of every evaluated checkpoint by dev set, and "mean" of several sets.
-
-        The trainer library keeps them in its newest checkpoint; a run without checkpoints has none.
-        """
-        states = (self.path / CHECKPOINTS_FOLDER).glob("checkpoint-*/trainer_state.json")
-        for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
-            try:
-                history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-            except (ValueError, KeyError):
-                continue  # cut off when the run was killed; the checkpoint before it is complete
-            keys = {name: f"eval_{name}_{MEASURE}" for name in self.recipe.dev}
-            if len(keys) > 1:
-                keys["mean"] = f"eval_{MEASURE}"
-            found = {n: [(log["step"], 100 * log[key]) for log in history if key in log] for n, key in keys.items()}
-            return {name: points for name, points in found.items() if points}
-        return {}
-
 
 @dataclass(frozen=True)
 class Score:

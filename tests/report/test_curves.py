@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mixfluence.report.curves import (
     MOST_DATASETS,
     MOST_POINTS,
     by_dataset,
+    dev_evals,
     drawn_shares,
     epochs,
     final_weights,
@@ -113,3 +115,20 @@ def test_influences_of_real_runs_are_those_of_the_trace(runs: Path) -> None:
     assert found["all"] == [line["update"]["influence"] for line in updates]
     assert found["small"] == [line["update"]["on_targets"]["small"] for line in updates]
     assert influences(read_run(runs / "aioli").trace)
+
+
+@pytest.mark.slow
+def test_dev_scores_of_checkpoints_survive_a_cut_off_checkpoint(runs: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(
+        runs / "static", tmp_path / "copy", ignore=shutil.ignore_patterns("model", "*.safetensors", "*.pt")
+    )
+    whole = dev_evals(read_run(copy))
+    assert [step for step, _ in whole["mean"]] == [8, 16, 24]
+    assert set(whole) == {"mean", "big", "small"}
+    (newest,) = (copy / "checkpoints").glob("checkpoint-24/trainer_state.json")
+    newest.write_text(newest.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    older = dev_evals(read_run(copy))
+    assert older["mean"] == whole["mean"][: len(older["mean"])] != whole["mean"]
+    shutil.rmtree(copy / "checkpoints")
+    assert dev_evals(read_run(copy)) == {}
+    assert [step for step, _ in dev_evals(read_run(runs / "killed"))["mean"]] == [8]

@@ -81,7 +81,6 @@ def test_a_killed_run_reads_as_far_as_it_came(runs: Path) -> None:
     assert not found.finished
     assert (found.scores, found.weights, found.hours(on_gpu=False)) == ({}, {}, {})
     assert found.trace[-1]["step"] in range(8, 14)
-    assert [step for step, _ in found.dev_evals()["mean"]] == [8]
 
 
 @pytest.mark.slow
@@ -99,22 +98,6 @@ def test_seeds_of_one_recipe_are_a_group_and_copies_are_not(runs: Path, tmp_path
     spent = fmean(record["seconds"]["train"] for record in records) / 3600
     assert groups[0].hours(on_gpu=False)["training"] == pytest.approx(spent)
     assert (groups[2].hours(on_gpu=False), groups[2].average(["big"])) == ({}, None)
-
-
-@pytest.mark.slow
-def test_dev_scores_of_checkpoints_survive_a_cut_off_checkpoint(runs: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(
-        runs / "static", tmp_path / "copy", ignore=shutil.ignore_patterns("model", "*.safetensors", "*.pt")
-    )
-    whole = read_run(copy).dev_evals()
-    assert [step for step, _ in whole["mean"]] == [8, 16, 24]
-    assert set(whole) == {"mean", "big", "small"}
-    (newest,) = (copy / "checkpoints").glob("checkpoint-24/trainer_state.json")
-    newest.write_text(newest.read_text(encoding="utf-8")[:100], encoding="utf-8")
-    older = read_run(copy).dev_evals()
-    assert older["mean"] == whole["mean"][: len(older["mean"])] != whole["mean"]
-    shutil.rmtree(copy / "checkpoints")
-    assert read_run(copy).dev_evals() == {}
 
 
 def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

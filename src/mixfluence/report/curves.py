@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mixfluence.runs import Run, TraceLine
+from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
 
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
 MOST_DATASETS = 24
@@ -77,7 +78,7 @@ def influences(trace: Sequence[TraceLine]) -> dict[str, list[Mapping[str, float]
         return {}
     key = "influence_on" if any(update.get("influence_on") for update in updates) else "on_targets"
     by_target = [update.get(key) or {} for update in updates]
-    targets = next(filter(None, by_target), {})
+    targets: Mapping[str, Any] = next(filter(None, by_target), {})
     found = {"all": combined}
     if len(targets) > 1:
         found |= {target: [own.get(target, {}) for own in by_target] for target in targets}
@@ -106,3 +107,22 @@ def final_weights(run: Run) -> dict[str, float]:
     """Return the final probability of each dataset, or the last one of an unfinished run; none for clusters."""
     last = run.trace[-1].get("weights", {}) if run.trace else {}
     return run.weights or (last if last.keys() <= run.recipe.train.keys() else {})
+
+
+def dev_evals(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, NDCG@10 in points) of every evaluated checkpoint by dev set, and "mean" of several sets.
+
+    The trainer library logs them in its newest checkpoint; a run without checkpoints has none.
+    """
+    states = (run.path / CHECKPOINTS_FOLDER).glob("checkpoint-*/trainer_state.json")
+    for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
+        try:
+            history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        except (ValueError, KeyError):
+            continue  # cut off when the run was killed; the checkpoint before it is complete
+        keys = {name: f"eval_{name}_{MEASURE}" for name in run.recipe.dev}
+        if len(keys) > 1:
+            keys["mean"] = f"eval_{MEASURE}"
+        found = {name: [(log["step"], 100 * log[key]) for log in history if key in log] for name, key in keys.items()}
+        return {name: points for name, points in found.items() if points}
+    return {}

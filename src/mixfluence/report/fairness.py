@@ -62,17 +62,14 @@ def _labelled(groups: Sequence[Group]) -> Iterator[tuple[str, Run]]:
 
 
 def _why_not_comparable(one: str, run: Run, other: str, other_run: Run) -> str | None:
-    for (name, scores), (absent, others) in (
-        ((one, run.scores), (other, other_run.scores)),
-        ((other, other_run.scores), (one, run.scores)),
-    ):
-        if missing := [dataset for dataset in scores if dataset not in others]:
+    pairs = ((one, run.scores), (other, other_run.scores))
+    for (name, own), (absent, others) in (pairs, pairs[::-1]):
+        if missing := [dataset for dataset in own if dataset not in others]:
             return f"{name} was tested on {', '.join(missing)}, {absent} was not"
     # A model tested by version 0.1.0 has no fingerprints.
     contents = [found.record.get("tests", {}) for found in (run, other_run)]
     for dataset, scores in run.scores.items():
-        prints = [tests[dataset]["fingerprint"] for tests in contents if dataset in tests]
-        if len(set(prints)) > 1:
+        if len({tests[dataset]["fingerprint"] for tests in contents if dataset in tests}) > 1:
             return f"their test sets {dataset} differ in queries, passages or judgements"
         if scores.per_query.keys() != other_run.scores[dataset].per_query.keys():
             return f"their scores of {dataset} are of different queries"

@@ -19,6 +19,7 @@ from mixfluence.report.compare import Comparison, overview
 from mixfluence.report.curves import (
     Series,
     by_dataset,
+    dev_evals,
     drawn_shares,
     epochs,
     final_weights,
@@ -80,7 +81,7 @@ def charts_of_all(comparison: Comparison) -> list[Chart]:
     """Return the charts that show all runs together; a chart without data is left out."""
     runs = [pair for group in comparison.groups for pair in zip(group.labels, group.runs, strict=True)]
     losses = {label: _logged(run.trace, "loss") for label, run in runs}
-    dev = {label: next(reversed(run.dev_evals().values()), []) for label, run in runs}
+    dev = {label: next(reversed(dev_evals(run).values()), []) for label, run in runs}
     weights = {label: {name: 100 * value for name, value in final_weights(run).items()} for label, run in runs}
     alone = [(label, run) for label, run in runs if len(run.recipe.train) == 1 and run.finished and not run.untrained]
     tests = {
@@ -242,7 +243,7 @@ def _progress(run: Run, traces: Mapping[str, Sequence[TraceLine]]) -> Figure:
     panels = {
         "training loss": losses,
         "dev measure of the sampler": dev,
-        "dev NDCG@10 of checkpoints": run.dev_evals(),
+        "dev NDCG@10 of checkpoints": dev_evals(run),
     }
     panels = {title: own for title, own in panels.items() if any(own.values())}
     figure, drawn = _panels(len(panels) or 1, 0)

@@ -44,6 +44,9 @@ class Status:
         checkpoint: Step of the stage's last complete checkpoint, if there is one.
         changed: When the trace last grew, in seconds since 1970.
         silent: Seconds since then if that is long for this run, else None.
+        found: Mixtures found so far, oldest first, of a stage that searches for one.
+        history: `found`, or the probabilities of the datasets, oldest first.
+        influence: Step of the last measured influences, and their values.
     """
 
     run: Run
@@ -53,6 +56,9 @@ class Status:
     checkpoint: int | None
     changed: float
     silent: float | None
+    found: list[Mapping[str, float]]
+    history: list[Mapping[str, float]]
+    influence: tuple[int | None, dict[str, float]]
 
     @property
     def state(self) -> str:
@@ -66,37 +72,10 @@ class Status:
         return int(self.trace[-1]["step"]) if self.trace else 0
 
     @property
-    def seconds(self) -> float:
-        """Duration of the stage so far, probing included."""
-        return float(self.trace[-1]["seconds"]) if self.trace else 0.0
-
-    @property
-    def probing(self) -> float:
-        """Seconds of it spent on probing."""
-        return float(sum(line["update"]["seconds"] for line in self.trace if "update" in line))
-
-    @property
     def left(self) -> float | None:
         """Seconds of training left, later stages included, at the same pace."""
-        later = list(self.stages.values())[list(self.stages).index(self.stage) :]
-        return self.seconds / self.step * (sum(later) - self.step) if self.step else None
-
-    @property
-    def found(self) -> list[Mapping[str, float]]:
-        """Mixtures found so far, oldest first, of a stage that searches for one."""
-        return [line["outcome"] for line in self.trace if "outcome" in line]
-
-    @property
-    def history(self) -> list[Mapping[str, float]]:
-        """Probabilities of the datasets, oldest first; mixtures found if the stage searches for one."""
-        return self.found or [line["weights"] for line in self.trace[1:]]
-
-    @property
-    def influence(self) -> tuple[int | None, dict[str, float]]:
-        """Step of the last measured influences, and their values."""
-        measured = (line for line in reversed(self.trace) if line.get("update", {}).get("influence"))
-        last = next(measured, {"step": None, "update": {"influence": {}}})
-        return last["step"], {name: value for name, value in last["update"]["influence"].items() if value is not None}
+        steps = sum(list(self.stages.values())[list(self.stages).index(self.stage) :])
+        return float(self.trace[-1]["seconds"] / self.step * (steps - self.step)) if self.step else None
 
 
 def read_status(path: Path, now: float | None = None) -> Status:
@@ -117,12 +96,17 @@ def read_status(path: Path, now: float | None = None) -> Status:
     changed = (folder / TRACE_FILE if trace else path / RECIPE_FILE).stat().st_mtime
     silent = (time.time() if now is None else now) - changed
     pauses = [after["seconds"] - before["seconds"] for before, after in pairwise(trace)]
-    patience = max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
+    ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
     manifests = (folder / CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{MANIFEST_FILE}")
     checkpoint = max((int(file.parent.name.rpartition("-")[2]) for file in manifests), default=None)
-    return Status(
-        run, stage, stages, trace, checkpoint, changed, silent if silent >= patience and not run.finished else None
-    )
+    found = [line["outcome"] for line in trace if "outcome" in line]
+    history = found or [line["weights"] for line in trace[1:]]
+    measured = [
+        (line["step"], line["update"]["influence"]) for line in trace if line.get("update", {}).get("influence")
+    ]
+    step, values = measured[-1] if measured else (None, {})
+    influence = step, {name: value for name, value in values.items() if value is not None}
+    return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None, found, history, influence)
 
 
 def status_view(status: Status) -> Lines:
@@ -174,9 +158,10 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _times(status: Status) -> Iterator[tuple[str, str]]:
-    training, when = status.seconds - status.probing, "in total" if status.run.finished else "so far"
-    yield "pace", f"{training / status.step:.3g} s per step, {duration(status.seconds)} {when}"
-    if status.probing and training > 0:
-        yield "probing", f"{duration(status.probing)}, {status.probing / training:.0%} on top of training"
+    seconds, when = status.trace[-1]["seconds"], "in total" if status.run.finished else "so far"
+    probing = sum(line["update"]["seconds"] for line in status.trace if "update" in line)
+    yield "pace", f"{(seconds - probing) / status.step:.3g} s per step, {duration(seconds)} {when}"
+    if 0 < probing < seconds:
+        yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
     if status.state == "training":
         yield "left", duration(status.left or 0.0)
