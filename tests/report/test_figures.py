@@ -16,6 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 OLD = Path(__file__).parent / "old-runs"
 
 
+@pytest.mark.slow
 def test_every_chart_is_svg_and_pdf_in_a_width_that_fits(tmp_path: Path) -> None:
     written = write_charts(all_charts([read_run(OLD / name) for name in ("inf-dds", "doremi")]), tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(written)
@@ -32,6 +33,7 @@ def test_every_chart_is_svg_and_pdf_in_a_width_that_fits(tmp_path: Path) -> None
         assert width / 72 in (pytest.approx(ONE_COLUMN, abs=0.01), pytest.approx(TWO_COLUMNS, abs=0.01))
 
 
+@pytest.mark.slow
 def test_text_is_text_whatever_it_holds(tmp_path: Path) -> None:
     path = shutil.copytree(OLD / "inf-dds", tmp_path / "_a $x_1$ & b")
     names = {"blue": "<script>alert(1)</script>", "red": "_$x$"}
@@ -51,6 +53,7 @@ def test_text_is_text_whatever_it_holds(tmp_path: Path) -> None:
     assert {*names.values(), "green", "probability", "share of rows drawn", "_a $x_1$ & b"} <= texts
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
     charts = charts_of_run("x", read_run(OLD / "doremi"))[:1]
     files = [write_charts(charts, tmp_path / name) for name in ("one", "other")]

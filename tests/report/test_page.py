@@ -56,6 +56,7 @@ def renamed(run: Run, name: str) -> Run:
     return replace(run, path=path, trace=trace, weights=weights, record=record, scores=scores, dev=dev)
 
 
+@pytest.mark.slow
 def test_names_and_texts_are_text() -> None:
     run = read_run(OLD / "inf-dds")
     nasty, tame = (Elements(render_page([renamed(run, name)])) for name in (NASTY, "x" * len(NASTY)))
@@ -67,6 +68,7 @@ def test_names_and_texts_are_text() -> None:
     assert nasty.text.count(NASTY) >= 10
 
 
+@pytest.mark.slow
 def test_the_page_loads_and_executes_nothing_and_has_unique_ids() -> None:
     found = Elements(render_page([read_run(OLD / name) for name in ("inf-dds", "doremi")]))
     (policy,) = [value for _, value in found.attributes if value.startswith("default-src")]
@@ -81,6 +83,7 @@ def test_the_page_loads_and_executes_nothing_and_has_unique_ids() -> None:
     assert "Fewer than two" not in found.text
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_marked_and_has_no_scores() -> None:
     run = read_run(OLD / "inf-dds")
     killed = replace(run, path=Path("killed"), record={}, scores={}, weights={}, trace=run.trace[:6])
@@ -99,6 +102,7 @@ def test_no_run_and_the_same_run_twice_are_refused() -> None:
             render_page(runs)
 
 
+@pytest.mark.slow
 def test_the_page_has_what_a_reader_looks_for(tmp_path: Path) -> None:
     folders = [Path(shutil.copytree(OLD / name, tmp_path / name)) for name in ("inf-dds", "doremi")]
     queries = [DevQuery(f"query {rank}", "its text", "other", rank, 30, 0.5, 0.0) for rank in range(1, 31)]
@@ -117,6 +121,7 @@ def test_the_page_has_what_a_reader_looks_for(tmp_path: Path) -> None:
             report(folders[:1], wrong)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page() -> None:
     assert len({render_page([read_run(OLD / "doremi")]) for _ in range(2)}) == 1
 
@@ -126,7 +131,7 @@ def test_ten_runs_fit_on_a_page_of_a_megabyte(runs: Path) -> None:
     folders = [path.parent for path in sorted(runs.glob("*/recipe.yaml"))][:10]
     text = render_page([read_run(folder) for folder in folders])
     assert len(text.encode()) < 1_000_000
-    assert all(f">{folder.name}</h3>" in text for folder in folders)
+    assert all(f">{folder.name}<" in text for folder in folders)
 
 
 def some_queries(count: int) -> list[DevQuery]:
@@ -154,6 +159,7 @@ def test_no_query_is_both_and_none_of_a_few_is_left_out(count: int) -> None:
     assert sorted(query.query for query in best + worst) == sorted(query.query for query in queries)
 
 
+@pytest.mark.slow
 def test_texts_are_cut_shorter_on_a_page_of_many_dev_sets() -> None:
     assert longest_text(0) == longest_text(1) == LONGEST_TEXT
     assert LONGEST_TEXT > longest_text(50) > SHORTEST_TEXT == longest_text(100_000)

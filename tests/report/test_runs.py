@@ -100,6 +100,7 @@ def test_seeds_of_one_recipe_are_a_group_and_copies_are_not(runs: Path, tmp_path
     assert (groups[2].hours(on_gpu=False), groups[2].average(["big"])) == ({}, None)
 
 
+@pytest.mark.slow
 def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     guided, staged = read_run(old / "inf-dds"), read_run(old / "doremi")
     assert (guided.record["kind"], guided.record["versions"]["mixfluence"]) == ("run", "0.1.0")
@@ -114,6 +115,7 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     assert "wrote" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_tested_by_version_0_1_0_is_read_without_trace_and_weights(old: Path) -> None:
     folder = old / "inf-dds"
     scores = read_run(folder).record["scores"]

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -186,7 +185,8 @@ def _lines(axes: Axes, xs: Sequence[float], series: Series, first: int = 0, **op
         every = max(1, len(xs) // 6)
         # Markers of overlapping lines are shifted against each other.
         marked = {**look(number), "markevery": (number % every, every)}
-        axes.plot(xs, np.array(values, dtype=float), **marked, **options)
+        known = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
+        axes.plot([x for x, _ in known], [value for _, value in known], **marked, **options)
 
 
 def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
@@ -225,9 +225,10 @@ def _influence(trace: Sequence[TraceLine]) -> Figure:
         _lines(axes, steps, {name: [own.get(name) for own in values] for name in shown})
         axes.set(title="all dev sets" if target == "all" else target, xlabel="step")
         for number, name in enumerate(shown if target == "all" and any(errors) else []):
-            middle, error = (np.array([own.get(name) for own in lines], dtype=float) for lines in (values, errors))
-            band = (middle - 1.96 * error, middle + 1.96 * error)
-            axes.fill_between(steps, *band, color=look(number)["color"], alpha=0.14, linewidth=0)
+            known = [(x, own.get(name), e.get(name)) for x, own, e in zip(steps, values, errors, strict=True)]
+            band = [(x, v - 1.96 * e, v + 1.96 * e) for x, v, e in known if v is not None and e is not None]
+            if band:
+                axes.fill_between(*zip(*band, strict=True), color=look(number)["color"], alpha=0.14, linewidth=0)
     _legend(figure, panels[0], shown)
     return figure
 
@@ -285,8 +286,8 @@ def _cost_quality(points: Mapping[str, tuple[float, Score]], unit: str) -> Figur
         axes.errorbar(cost, score.mean, score.spread, fmt=look(number)["marker"], color=look(number)["color"])
         for number, (cost, score) in enumerate(points.values())
     ]
-    axes.set(xlabel=unit, ylabel="average NDCG@10", xlim=(0, None))
     axes.margins(x=0.1, y=0.15)
+    axes.set(xlabel=unit, ylabel="average NDCG@10", xlim=(0, None))
     figure.legend(drawn, short(points), loc="outside lower center", ncols=2)
     return figure
 

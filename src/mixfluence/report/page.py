@@ -92,7 +92,7 @@ def _page_attributes(attributes: Mapping[str, str], prefix: str, used: set[str])
                 yield key, prefix + value
         elif key == "href":
             yield key, f"#{prefix}{value.removeprefix('#')}"
-        elif key in ("style", "clip-path"):
+        elif key in ("style", "clip-path", "fill", "stroke"):
             for number, colour in enumerate(COLOURS):
                 value = value.replace(colour, f"var(--c{number})")
             value = value.replace(INK, "currentColor").replace(PAPER, "var(--page)")
@@ -135,7 +135,9 @@ def _section(number: int, group: Group, longest: int) -> str:
     """Return the section of a group: charts, dev queries, recipe and versions of its runs."""
     method = method_of(group)
     inside = [_run(label, run, longest) for label, run in zip(group.labels, group.runs, strict=True)]
-    summary = f"{escape(run_label(group))} <span class=dim>{escape(method.sampler)}, {escape(method.start)}</span>"
+    if len(inside) > 1:
+        inside = [f"<h3>{escape(label)}</h3>{text}" for label, text in zip(group.labels, inside, strict=True)]
+    summary = f'{escape(run_label(group))} <span class="dim">{escape(method.sampler)}, {escape(method.start)}</span>'
     is_open = " open" if number == 0 else ""
     return f'<details class="run" id="run-{number}"{is_open}><summary>{summary}</summary>{"".join(inside)}</details>'
 
@@ -149,7 +151,6 @@ def _run(label: str, run: Run, longest: int) -> str:
     queries = [_queries(name, own, longest) for name, own in run.dev.items()]
     about = "Each query is ranked against the passages of the first dev rows, far fewer than a corpus has."
     parts = [
-        f"<h3>{escape(label)}</h3>",
         f'<div class="charts">{"".join(map(_figure, charts_of_run(label, run)))}</div>',
         f'<h3>Best and worst dev queries</h3><p class="dim">{about}</p>' if queries else "",
         *queries,
