@@ -111,7 +111,7 @@ def test_influences_of_real_runs_are_those_of_the_trace(runs: Path) -> None:
     updates = [line for line in trace if "update" in line]
     assert updates_of(trace) == updates
     found = influences(trace)
-    assert list(found) == ["all", "small", "big"]
+    assert list(found) == ["all", "big", "small"]
     assert found["all"] == [line["update"]["influence"] for line in updates]
     assert found["small"] == [line["update"]["on_targets"]["small"] for line in updates]
     assert influences(read_run(runs / "aioli").trace)
