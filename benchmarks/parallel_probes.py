@@ -59,7 +59,7 @@ def main() -> None:
     if options.output:
         probe(options)
         return
-    from mixfluence.run_folder import read_trace
+    from mixfluence.runs import read_trace
 
     seconds: dict[int, float] = {}
     for processes in options.processes:

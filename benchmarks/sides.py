@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import TrainerCallback
 
-    from mixfluence.run_folder import read_trace
+    from mixfluence.runs import read_trace
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:

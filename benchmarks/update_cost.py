@@ -19,7 +19,7 @@ from typing import Any
 from mixfluence.config.strategy import InfDDSSection
 
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 
 
 def step_seconds(trace: list[dict[str, Any]]) -> float:

@@ -15,7 +15,7 @@ from reproduction.package import RECORD_FILE, WEIGHTS_FILE, read_record, read_we
 
 def line_of(run: Path) -> dict[str, Any]:
     """Return the line of a run; a model that was only tested has no steps, mixture or seconds."""
-    record = read_record(run)
+    record = read_record(run / RECORD_FILE)
     weights = read_weights(run / WEIGHTS_FILE) if (run / WEIGHTS_FILE).exists() else {}
     return {
         "setting": run.parts[-3],

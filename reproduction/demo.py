@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.sweep import Job, run_jobs
-from reproduction.package import demo_changes, read_record
+from reproduction.package import RECORD_FILE, demo_changes, read_record
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
                 groups.setdefault((target, label), []).append(Job(name, own))
     failed = run_jobs([job for jobs in groups.values() for job in jobs])
     for (target, label), jobs in groups.items():
-        records = [read_record(job.folder) for job in jobs if job.name not in failed]
+        records = [read_record(job.folder / RECORD_FILE) for job in jobs if job.name not in failed]
         scores = [100 * record["scores"][target]["ndcg@10"] for record in records]
         seconds = [record["seconds"]["train"] + record["seconds"]["probe"] for record in records]
         if scores:

@@ -11,7 +11,7 @@ from statistics import fmean
 from mixfluence.recipe import Recipe
 from mixfluence.sweep import State
 from reproduction.cells import Cell
-from reproduction.package import PARTS, Run, hours_by_part, read_record, read_run
+from reproduction.package import PARTS, RECORD_FILE, Run, read_record, read_run
 from reproduction.schema import Row
 from reproduction.stability import Mixture, mean_mixture
 
@@ -104,7 +104,7 @@ class Outcome:
 
     def hours(self, on_gpu: bool) -> dict[str, float] | None:
         """Return the mean hours of a run by part, None if nothing was trained."""
-        parts = [hours_by_part(run, on_gpu) for run in self.runs]
+        parts = [run.hours(on_gpu) for run in self.runs]
         return {part: fmean(hours[part] for hours in parts) for part in PARTS} if parts else None
 
 
@@ -129,5 +129,7 @@ def read_outcomes(cells: Sequence[Cell], columns: Sequence[str], measure: str) -
 
 
 def _read(cell: Cell, measure: str) -> Done:
-    scores = {name: 100 * summary[measure] for name, summary in read_record(cell.folder)["scores"].items()}
+    scores = {
+        name: 100 * summary[measure] for name, summary in read_record(cell.folder / RECORD_FILE)["scores"].items()
+    }
     return Done(cell, scores, None if cell.row.reference else read_run(cell.folder))

@@ -5,20 +5,19 @@ Functions that read data or load a model import what they need when they are cal
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mixfluence.report.comparison import PARTS
+from mixfluence.report.folders import RunFolder as Run
+from mixfluence.report.folders import read_run
 
 from mixfluence.data.source import SourceSection as Source
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.files import replacing, write_text
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.comparison import PARTS, hours_by_part
-from mixfluence.report.folders import RunFolder as Run
-from mixfluence.report.folders import read_run
 from mixfluence.report.labels import pool_labels
-from mixfluence.run_folder import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
+from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +38,6 @@ __all__ = [
     "Source",
     "demo_changes",
     "embed_rows",
-    "hours_by_part",
     "pool_labels",
     "read_record",
     "read_rows",
@@ -66,12 +64,6 @@ def read_task(source: Source) -> RetrievalSet:
     from mixfluence.data.formats import read_task as read
 
     return read("task", source)
-
-
-def read_record(run: Path) -> dict[str, Any]:
-    """Read the record of a finished run; that of a model which was only tested is shorter."""
-    record: dict[str, Any] = json.loads((run / RECORD_FILE).read_text(encoding="utf-8"))
-    return record
 
 
 def embed_rows(recipe: Recipe, source: Source, most: int) -> NDArray[np.float32]:
@@ -107,4 +99,5 @@ def run_untrained(recipe: Recipe, reference: str) -> None:
     write_text(recipe.output / RECIPE_FILE, dump_recipe(recipe))
     summary = {name: evaluation.summary() for name, evaluation in scores.items()}
     record = {"name": recipe.name, "reference": reference, "seed": recipe.seed, "scores": summary}
-    write_text(recipe.output / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    tests = {name: {"fingerprint": task.fingerprint} for name, task in tasks.items()}
+    write_record(recipe.output / RECORD_FILE, record | {"tests": tests}, kind="test")

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.experiment import run
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from tests.hostile.workplace import write_workplace
 
 pytestmark = pytest.mark.slow

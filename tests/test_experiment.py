@@ -25,7 +25,7 @@ from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.experiment import read_data, run
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from tests.conftest import WORDS
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from mixfluence.influence import Influences, Probe
 from mixfluence.planning import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.recipe_yaml import RECIPES, load_recipe
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies import (
     CRISP,
     STRATEGIES,

@@ -25,7 +25,7 @@ from mixfluence.influence.metrics import METRICS
 from mixfluence.policy import Anchored, Matching, Mirror, PolicyGradient, Rule, Temperature, Weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS, Static
 from mixfluence.strategies.inf_dds import PRESETS
 from tests.test_experiment import write_domain

@@ -21,7 +21,7 @@ import yaml
 from mixfluence.cli.sweep import parse_axis
 from mixfluence.errors import RecipeError
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, TRACE_FILE, read_trace
+from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, TRACE_FILE, read_trace
 from mixfluence.sweep import LOG_FILE, Job, State, build_jobs, run_jobs
 from mixfluence.sweep import _cause as cause
 from mixfluence.training.checkpoints import damage, list_checkpoints, step_of

@@ -23,7 +23,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import fit_types
-from mixfluence.run_folder import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.group_dro import group_losses
 from mixfluence.training.losses import LOSSES

@@ -1,4 +1,4 @@
-"""Small pictures and words for a terminal: bars, sparklines, how long something takes."""
+"""Bars, sparklines, durations and percentages for the terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST_DATASETS = 8
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:
-    """Return a bar for a part of one, in eighths of a character; anything above zero shows."""
+    """Return a bar for a share of 1, in eighths of a character; anything above zero is visible."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     whole, part = divmod(max(eighths, 1 if share > 0 else 0), 8)
     return "█" * whole + (EIGHTHS[part] if part else "")
 
 
 def sparkline(values: Sequence[float], width: int = HISTORY_WIDTH) -> str:
-    """Return how values went, from 0 to their greatest; of many, as many as there is room for, the last among them."""
+    """Return values as a line of bars from 0 to the maximum; long series are thinned, the last value is kept."""
     if len(values) > width:
         values = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
     top = max(values, default=0.0)
@@ -31,7 +31,7 @@ def sparkline(values: Sequence[float], width: int = HISTORY_WIDTH) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it, in its two largest units."""
+    """Return a duration in its two largest units."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if (whole := round(seconds)) < 60:
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, with a digit more where it is small."""
+    """Return a share in percent with one decimal."""
     return "0%" if share == 0 else "<0.1%" if share < 0.0005 else f"{100 * share:.1f}%"
 
 
@@ -56,24 +56,24 @@ def largest(weights: Mapping[str, float], count: int) -> list[str]:
 
 
 def mixture_table(history: Sequence[Mapping[str, float]], influence: Mapping[str, float]) -> Table:
-    """Return what is drawn now: the most likely datasets with a bar, how each got there, and its last influence.
+    """Return the most likely datasets with probability, history and last influence.
 
     Args:
         history: Probabilities of the datasets, oldest first; not empty.
-        influence: The last influence of those that were measured.
+        influence: The last influence of each measured dataset.
     """
     now = history[-1]
     shown = largest(now, MOST_DATASETS)
     table = Table.grid(padding=(0, 2))
     table.add_column(max_width=NAME_WIDTH, no_wrap=True, overflow="ellipsis")
-    # Numbers must not lose a digit where there is little room: half an exponent is another number.
+    # Numbers are never cut off: half an exponent is another number.
     for width in (BAR_WIDTH, len("100.0%"), HISTORY_WIDTH, len("-1.1e-05")):
         table.add_column(min_width=width, no_wrap=True, justify="left" if width == BAR_WIDTH else "right")
-    # Names are data: as text, brackets in them mean nothing.
+    # As Text, brackets in names are not markup.
     for name in shown:
-        went = sparkline([weights.get(name, 0.0) for weights in history])
+        trend = sparkline([weights.get(name, 0.0) for weights in history])
         gain = f"{influence[name]:+.2g}" if name in influence else ""
-        table.add_row(Text(name), Text(bar(now[name]), "cyan"), percent(now[name]), Text(went, "dim"), gain)
+        table.add_row(Text(name), Text(bar(now[name]), "cyan"), percent(now[name]), Text(trend, "dim"), gain)
     if rest := len(now) - len(shown):
         others = 1 - sum(now[name] for name in shown)
         table.add_row(Text(f"and {rest} more", "dim"), "", Text(percent(max(others, 0.0)), "dim"), "", "")

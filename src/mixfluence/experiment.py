@@ -32,8 +32,7 @@ from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.record import Stopwatch, versions
-from mixfluence.run_folder import (
+from mixfluence.runs import (
     DEV_FOLDER,
     EVAL_FOLDER,
     MODEL_FOLDER,
@@ -43,6 +42,10 @@ from mixfluence.run_folder import (
     STAGES_FOLDER,
     TRACE_FILE,
     WEIGHTS_FILE,
+    Stopwatch,
+    read_record,
+    versions,
+    write_record,
 )
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
@@ -257,14 +260,15 @@ def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
     if trainer.is_world_process_zero():
         write_weights(folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
         facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds}
-        write_text(folder / RECORD_FILE, json.dumps(facts, indent=1) + "\n")
+        write_record(folder / RECORD_FILE, facts, kind="stage")
     # The other processes read what the first has written.
     trainer.accelerator.wait_for_everyone()
 
 
 def _read_stage(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
-    return record | {"found": read_weights(folder / WEIGHTS_FILE)}
+    record = read_record(folder / RECORD_FILE)
+    facts = {name: record[name] for name in ("steps", "probing", "seconds")}
+    return facts | {"found": read_weights(folder / WEIGHTS_FILE)}
 
 
 def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
@@ -318,4 +322,4 @@ def _write_record(
         "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
     }
-    write_text(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    write_record(folder / RECORD_FILE, record)

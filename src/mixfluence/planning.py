@@ -20,7 +20,7 @@ from mixfluence.influence.settings import FORWARD
 from mixfluence.plan import DatasetPlan, Plan, Rows, StagePlan, batch_rows, concerns, relative_rate
 from mixfluence.policy import UNIFORM, Vector, cap
 from mixfluence.recipe import ModelSection, Recipe
-from mixfluence.run_folder import TRACE_FILE, read_trace
+from mixfluence.runs import TRACE_FILE, read_trace
 from mixfluence.strategies import Stage, Static, Strategy
 
 if TYPE_CHECKING:

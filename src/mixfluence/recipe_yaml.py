@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
-from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import error_message, short
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -27,7 +27,7 @@ from typing import NoReturn
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
-from mixfluence.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER
+from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row, RowSet, cache_root, convert_content
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies.crisp import CRISP
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixfluence.build import check_training_arguments, training_arguments
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from transformers import BertForMaskedLM, BertModel
 from transformers.utils import is_liger_kernel_available
 
+from mixfluence.build import check_training_arguments, training_arguments
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.experiment import run

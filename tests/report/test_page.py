@@ -1,155 +1,169 @@
-"""The page is one file that holds its data as data.
+"""The page is one file in which everything from runs is text.
 
-- Whatever a dataset is called, the page has the elements of its template and no other.
-- Script and style are those that the content security policy names, and nothing may be loaded.
-- A killed run is there and marked; a page that would be too large is refused.
+- Whatever a dataset, run or dev text is called, no element is added; nothing can be loaded or executed.
+- An unfinished run is shown and marked; ids are unique; the same runs give the same page.
+- The best and worst dev queries are shown, each once, and texts are cut so that a page stays small.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
+import random
 import re
-from dataclasses import asdict, replace
+import shutil
+from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from mixfluence.cli.report import report as report_verb
+from mixfluence.cli.report import report
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.dev_queries import DevQuery
-from mixfluence.report import page
-from mixfluence.report.folders import read_run
-from mixfluence.report.page import render_page
-from mixfluence.report.queries import Extremes
-from mixfluence.report.series import Group, Report, Run, collect
+from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
+from mixfluence.report.page import LONGEST_TEXT, SHORTEST_TEXT, best_and_worst, longest_text, render_page
+from mixfluence.runs import Run, read_run
 
-NASTY = [
-    "</script><script>alert(1)</script>",
-    "<!--",
-    "<img src=x onerror=alert(1)>",
-    "\u2028\u2029",
-    "a & \"b' $title",
-]
+NASTY = "</title></svg></script><script>alert(1)</script><!-- \" ' $title & \u2028 <img src=x onerror=alert(1)>"
+OLD = Path(__file__).parent / "old-runs"
 
 
 class Elements(HTMLParser):
-    """Collects tags, attributes and the text inside scripts and styles."""
+    """Collects tags, attributes and all text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.inside: dict[str, list[str]] = {"script": [], "style": [], "td": [], "th": []}
-        self._open = ""
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        self._open = tag
-        if tag in self.inside:
-            self.inside[tag].append("")
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
 
     def handle_data(self, data: str) -> None:
-        if self._open in self.inside:
-            self.inside[self._open][-1] += data
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
+        self.text += data
 
 
-def small_report(names: list[str]) -> Report:
-    """One finished run and an unfinished one, whose every text is one of the names."""
-    text = " ".join(names)
-    run = Run(
-        label=text,
-        sampler=text,
-        start=text,
-        seed=0,
-        finished=True,
-        steps=4,
-        reached=4,
-        selected=None,
-        targets=names,
-        trained_on=names,
-        weights=dict.fromkeys(names, 1 / len(names)),
-        epochs=dict.fromkeys(names, 1.0),
-        selection={},
-        queries={name: Extremes(1, 100.0, [DevQuery(text, text, text, 1, 2, 0.5, 1.0)], []) for name in names},
-        scores=dict.fromkeys(names, 50.0),
-        cost={text: 1.0},
-        trainings=[],
-        recipe=text,
-        versions={text: text},
-        device=text,
-    )
-    killed = replace(run, finished=False, reached=2, scores={}, cost={})
-    scored = Group(text, [0], run.scores, 50.0, None, run.cost, 1.0)
-    return Report([run, killed], [scored, Group(text, [1], {}, None, None, {}, None)], names, names, text, [text])
-
-
-def test_names_cannot_add_elements_or_end_the_data() -> None:
-    nasty, tame = (
-        Elements(render_page(small_report(names))) for names in (NASTY, [f"d{i}" for i in range(len(NASTY))])
-    )
-    assert nasty.tags == tame.tags
-    assert [name for name, _ in nasty.attributes] == [name for name, _ in tame.attributes]
-    data, script = nasty.inside["script"]
-    assert script == tame.inside["script"][1]
-    assert json.loads(data) == json.loads(json.dumps(asdict(small_report(NASTY))))
-    assert not re.search("[<>&\u2028\u2029]", data)
-    assert NASTY[0] in nasty.inside["th"]
-
-
-def test_the_policy_allows_the_page_its_own_script_and_style_and_nothing_else() -> None:
-    found = Elements(render_page(small_report(["a"])))
-    (policy,) = [value for _, value in found.attributes if value and value.startswith("default-src")]
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert rules["default-src"] == "'none'"
-    for kind, text in (("script-src", found.inside["script"][1]), ("style-src", found.inside["style"][0])):
-        assert rules[kind] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-    assert not [value for name, value in found.attributes if name in {"src", "srcset", "data"}]
-    assert all(value and value.startswith("#") for name, value in found.attributes if name == "href")
-
-
-def test_an_unfinished_run_is_marked_and_has_no_numbers() -> None:
-    text = render_page(small_report(["a", "b"]))
-    assert text.count("unfinished: step 2 of 4</span>") == 1
-    assert "Fewer than two finished runs" in text
-
-
-def test_the_best_of_each_column_is_bold() -> None:
-    report = small_report(["a", "b"])
-    better = replace(report.groups[0], label="better", scores={"a": 60.0, "b": 42.0}, average=51.0, own_cost=3.0)
-    text = render_page(replace(report, groups=[report.groups[0], better], notes=[]))
-    assert re.findall("<b>([^<]*)</b>", text) == ["50.0", "51.0", "60.0"]
-    assert "better has the highest average, 1.0 points above a b, for 3.0 times its training time." in text
-
-
-def test_a_page_that_would_be_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_BYTES", 10_000)
-    with pytest.raises(DataError, match=r"a page of these 2 runs would have 0\.0 MB; report fewer at once"):
-        render_page(small_report(["a"]))
+def renamed(run: Run, name: str) -> Run:
+    """A run in which the dataset "blue", the folder and the dev texts are called otherwise."""
+    text = json.dumps([run.trace, run.weights, run.record])
+    trace, weights, record = json.loads(text.replace('"blue"', json.dumps(name)))
+    scores = {name if old == "blue" else old: evaluation for old, evaluation in run.scores.items()}
+    dev = {name: [replace(query, query=name, positive=name, other=name) for query in run.dev["blue"]]}
+    path = Path("runs") / name.replace("/", "∕")
+    return replace(run, path=path, trace=trace, weights=weights, record=record, scores=scores, dev=dev)
 
 
 @pytest.mark.slow
-def test_all_runs_fit_on_a_page_and_the_verb_writes_it(runs: Path, tmp_path: Path) -> None:
-    folders = [path.parent for path in sorted(runs.glob("*/recipe.yaml"))]
-    assert len(folders) > 12
-    report_verb(folders, tmp_path / "page.html")
+def test_names_and_texts_are_text() -> None:
+    run = read_run(OLD / "inf-dds")
+    nasty, tame = (Elements(render_page([renamed(run, name)])) for name in (NASTY, "x" * len(NASTY)))
+    kinds = {"script", "img", "title", "h3", "table", "th", "details", "summary", "svg"}
+    assert {tag: nasty.tags[tag] for tag in kinds} == {tag: tame.tags[tag] for tag in kinds}
+    assert nasty.tags["script"] == nasty.tags["img"] == 0
+    assert not [name for name, _ in nasty.attributes if name.startswith("on")]
+    # In tables of scores and dev queries, and in charts.
+    assert nasty.text.count(NASTY) >= 10
+
+
+@pytest.mark.slow
+def test_the_page_loads_and_executes_nothing_and_has_unique_ids() -> None:
+    found = Elements(render_page([read_run(OLD / name) for name in ("inf-dds", "doremi")]))
+    (policy,) = [value for _, value in found.attributes if value.startswith("default-src")]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert not [value for name, value in found.attributes if name in {"src", "srcset", "data"}]
+    ids = [value for name, value in found.attributes if name == "id"]
+    assert len(set(ids)) == len(ids)
+    targets = [value for name, value in found.attributes if name == "href"]
+    targets += re.findall(r"url\((#[^)]+)\)", " ".join(value for _, value in found.attributes))
+    assert {target.removeprefix("#") for target in targets} <= set(ids)
+    assert found.tags["svg"] == found.tags["title"] - 1 >= 12
+    assert "Fewer than two" not in found.text
+
+
+@pytest.mark.slow
+def test_an_unfinished_run_is_marked_and_has_no_scores() -> None:
+    run = read_run(OLD / "inf-dds")
+    killed = replace(run, path=Path("killed"), record={}, scores={}, weights={}, trace=run.trace[:6])
+    text = Elements(render_page([run, killed])).text
+    assert "killed (unfinished: step 8 of 24)" in text
+    assert "Fewer than two finished runs" in text
+    alone = Elements(render_page([Run(killed.path, run.recipe)]))
+    assert "unfinished: step 0 of 24" in alone.text
+    assert alone.tags["svg"] == 0
+
+
+def test_no_run_and_the_same_run_twice_are_refused() -> None:
+    run = read_run(OLD / "inf-dds")
+    for runs in ([], [run, run]):
+        with pytest.raises(DataError):
+            render_page(runs)
+
+
+@pytest.mark.slow
+def test_the_page_has_what_a_reader_looks_for(tmp_path: Path) -> None:
+    folders = [Path(shutil.copytree(OLD / name, tmp_path / name)) for name in ("inf-dds", "doremi")]
+    queries = [DevQuery(f"query {rank}", "its text", "other", rank, 30, 0.5, 0.0) for rank in range(1, 31)]
+    write_dev_queries("blue", queries, folders[0] / "dev")
+    report(folders, tmp_path / "page.html", tmp_path / "figures")
+    assert len(list((tmp_path / "figures").iterdir())) > 20
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert len(text.encode()) < 1_000_000
-    data = json.loads(Elements(text).inside["script"][0])
-    assert [run["label"] for run in data["runs"]] == [folder.name for folder in folders]
+    assert len(text.encode()) < 300_000
+    found = Elements(text).text
+    for words in ("Inf-DDS", "DoReMi", "Not equal: selection.every", "stage reference", "Influence", "torch", "0.1.0"):
+        assert words.lower() in found.lower()
+    assert "inf-dds has the highest average, 5.7 points above doremi" in found
+    assert "blue: 30 queries, NDCG@10 0.0" in found
     for wrong in (tmp_path / "page.html" / "page.html", tmp_path):
         with pytest.raises(RecipeError, match=rf"^{wrong}: cannot be written"):
-            report_verb(folders[:1], wrong)
+            report(folders[:1], wrong)
 
 
 @pytest.mark.slow
-def test_the_same_runs_give_the_same_page(runs: Path) -> None:
-    pages = {render_page(collect([read_run(runs / "inf-dds"), read_run(runs / "killed")])) for _ in range(2)}
-    assert len(pages) == 1
+def test_the_same_runs_give_the_same_page() -> None:
+    assert len({render_page([read_run(OLD / "doremi")]) for _ in range(2)}) == 1
+
+
+@pytest.mark.slow
+def test_ten_runs_fit_on_a_page_of_a_megabyte(runs: Path) -> None:
+    folders = [path.parent for path in sorted(runs.glob("*/recipe.yaml"))][:10]
+    text = render_page([read_run(folder) for folder in folders])
+    assert len(text.encode()) < 1_000_000
+    assert all(f">{folder.name}<" in text for folder in folders)
+
+
+def some_queries(count: int) -> list[DevQuery]:
+    """Queries of all ranks, named after it and their margin, shuffled."""
+    made = [
+        DevQuery(f"{rank} {tie}", "text", "other", rank, count, margin=tie / 10 - (rank > 1), ndcg=float(rank == 1))
+        for rank in range(1, count // 4 + 1)
+        for tie in range(4)
+    ]
+    random.Random(0).shuffle(made)
+    return made
+
+
+def test_the_best_and_the_worst_come_first_in_their_lists() -> None:
+    best, worst = best_and_worst(some_queries(40))
+    assert [query.query for query in best[:5]] == ["1 3", "1 2", "1 1", "1 0", "2 3"]
+    assert [query.query for query in worst[:5]] == ["10 0", "10 1", "10 2", "10 3", "9 0"]
+    assert (len(best), len(worst)) == (10, 10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 15, 20])
+def test_no_query_is_both_and_none_of_a_few_is_left_out(count: int) -> None:
+    queries = some_queries(40)[:count]
+    best, worst = best_and_worst(queries)
+    assert sorted(query.query for query in best + worst) == sorted(query.query for query in queries)
+
+
+@pytest.mark.slow
+def test_texts_are_cut_shorter_on_a_page_of_many_dev_sets() -> None:
+    assert longest_text(0) == longest_text(1) == LONGEST_TEXT
+    assert LONGEST_TEXT > longest_text(50) > SHORTEST_TEXT == longest_text(100_000)
+    run = read_run(OLD / "doremi")
+    dev = {"blue": [replace(query, positive="x" * 300) for query in run.dev["blue"]]}
+    text = render_page([replace(run, dev=dev)])
+    assert f">{'x' * LONGEST_TEXT}…<" in text

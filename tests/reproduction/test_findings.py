@@ -16,7 +16,7 @@ import pytest
 
 from mixfluence.files import write_text
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.run_folder import RECIPE_FILE, RECORD_FILE, TRACE_FILE, WEIGHTS_FILE
+from mixfluence.runs import RECIPE_FILE, RECORD_FILE, TRACE_FILE, WEIGHTS_FILE
 from reproduction.beside import paper_notes, paper_table, paper_value
 from reproduction.cells import Cell, build_cells
 from reproduction.findings import Findings, find

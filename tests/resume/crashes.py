@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 import yaml
 
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import list_checkpoints
 from tests.forked import server
 from tests.test_experiment import write_domain

@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixfluence.build import training_arguments
 from sentence_transformers import SentenceTransformer
 
+from mixfluence.build import training_arguments
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.experiment import run
 from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.runs import MANIFEST_FILE
 from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.checkpoints import (
     LATEST,

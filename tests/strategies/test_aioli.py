@@ -27,7 +27,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Influences, Metric, Probe, info_nce_metric
 from mixfluence.policy import Temperature, Vector, Weights
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies.aioli import Aioli
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer

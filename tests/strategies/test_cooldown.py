@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Temperature, Vector
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies.cooldown import Cooldown
 from mixfluence.strategies.static import Static
 from tests.training.runs import arguments, build

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import Alignment, info_nce_metric
 from mixfluence.policy import UNIFORM, Temperature
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies import Static, Strategy
 from mixfluence.strategies.doge import DoGE
 from mixfluence.strategies.multidds import MultiDDS

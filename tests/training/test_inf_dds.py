@@ -43,7 +43,7 @@ from mixfluence.influence import (
     soft_ndcg_metric,
 )
 from mixfluence.policy import UNIFORM, Anchored, Matching, Mirror, PolicyGradient, Rule, Weights
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from tests.training.inf_dds_process_run import main
 from tests.training.runs import start_processes
 

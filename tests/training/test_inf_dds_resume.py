@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from mixfluence.influence import Probe, Reptile
 from mixfluence.policy import Mirror
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import arguments, build, pool

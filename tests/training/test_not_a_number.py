@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from mixfluence.errors import DataError, MixfluenceError
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import STATE_FILE, seal
 from tests.training.runs import arguments, build
 

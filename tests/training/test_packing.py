@@ -31,7 +31,7 @@ from transformers import ModernBertConfig, ModernBertModel, PreTrainedModel, Rob
 from mixfluence import UNIFORM, InfDDS, Static, info_nce
 from mixfluence.errors import RecipeError
 from mixfluence.influence import DevBatch, Piece, embed_columns, info_nce_metric
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.packing import (
     FILLERS,

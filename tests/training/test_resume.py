@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.errors import DataError
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import STATE_FILE
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import TurnAt, Turning, arguments, build, pool

@@ -30,7 +30,7 @@ from torch import Tensor
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy import Vector, Weights
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.strategies import Static
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer

@@ -11,18 +11,18 @@ import typer
 from mixfluence.cli.terminal import Measure, output, write_result
 
 if TYPE_CHECKING:
-    from mixfluence.report.comparison import Comparison
+    from mixfluence.report.compare import Comparison
 
 
 class Test(StrEnum):
-    """How two rows can be tested."""
+    """Paired tests."""
 
     T = "t"
     RANDOMISATION = "randomisation"
 
 
 class Format(StrEnum):
-    """What a comparison can look like."""
+    """Output formats."""
 
     TERMINAL = "terminal"
     MARKDOWN = "markdown"
@@ -32,29 +32,28 @@ class Format(StrEnum):
 
 
 ENDINGS = {".md": Format.MARKDOWN, ".tex": Format.LATEX, ".csv": Format.CSV, ".json": Format.JSON}
-# Of a text file with the terminal's tables.
+# Width of a text file with the terminal's tables.
 FILE_WIDTH = 120
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs.")],
-    measure: Annotated[Measure, typer.Option(help="What to show.")] = Measure.NDCG,
+    measure: Annotated[Measure, typer.Option(help="Measure to show.")] = Measure.NDCG,
     between: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Rows to test, by position or by name of a run; the two best if not given."),
+        typer.Option(metavar="A B", help="Rows to test, by position or by name of a run; default: the two best."),
     ] = None,
     test: Annotated[Test, typer.Option(help="Paired test on per-query scores.")] = Test.T,
     bootstrap: Annotated[bool, typer.Option("--bootstrap", help="Add intervals of the differences.")] = False,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Default: by the ending of FILE, else terminal.")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of the terminal.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")] = None,
 ) -> None:
-    """Compare runs: scores, tests of significance, cost. Seeds of one recipe share a row."""
-    from mixfluence.report.comparison import compare as compare_runs
-    from mixfluence.report.folders import read_run
+    """Compare runs: scores, significance tests, cost. Seeds of one recipe share a row."""
+    from mixfluence.report.compare import compare as compare_runs
+    from mixfluence.report.summary import to_terminal
+    from mixfluence.runs import read_run
 
     found = compare_runs(
         [read_run(run) for run in runs], measure=measure.value, between=between, test=test.value, bootstrap=bootstrap
@@ -63,25 +62,21 @@ def compare(
     if file:
         write_result(file, _text(found, chosen))
     elif chosen is Format.TERMINAL:
-        from mixfluence.report.screen import Screen
-
-        output.print(Screen.of(found))
+        output.print(to_terminal(found))
     else:
-        # Not through rich, which would take names for markup and break lines.
+        # Not through rich, which would interpret names as markup and wrap lines.
         typer.echo(_text(found, chosen), nl=False)
 
 
 def _text(found: Comparison, chosen: Format) -> str:
-    if chosen is not Format.TERMINAL:
-        from mixfluence.report.formats import FORMATS
-
-        return FORMATS[chosen.value](found)
     from io import StringIO
 
     from rich.console import Console
 
-    from mixfluence.report.screen import Screen
+    from mixfluence.report.summary import FORMATS, to_terminal
 
+    if chosen is not Format.TERMINAL:
+        return FORMATS[chosen.value](found)
     text = StringIO()
-    Console(file=text, width=FILE_WIDTH).print(Screen.of(found))
+    Console(file=text, width=FILE_WIDTH).print(to_terminal(found))
     return text.getvalue()

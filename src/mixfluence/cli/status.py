@@ -11,9 +11,9 @@ from mixfluence.cli.terminal import output
 
 
 def status(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, done or not.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
 ) -> None:
-    """Show how far a run is and, when it is finished, what it scored, from its folder alone."""
+    """Show the progress of a run and, once it has finished, its scores. Reads the folder alone."""
     from mixfluence.report.status import read_status, status_view
 
     output.print(status_view(read_status(run)), highlight=False)

@@ -80,8 +80,8 @@ def _print_comparison(jobs: list[Job]) -> None:
     if not jobs:
         errors.print("no finished run with test sets to compare", style="dim")
         return
-    from mixfluence.report.comparison import compare
-    from mixfluence.report.folders import read_run
-    from mixfluence.report.screen import Screen
+    from mixfluence.report.compare import compare
+    from mixfluence.report.summary import to_terminal
+    from mixfluence.runs import read_run
 
-    output.print(Screen.of(compare([read_run(job.folder) for job in jobs])))
+    output.print(to_terminal(compare([read_run(job.folder) for job in jobs])))

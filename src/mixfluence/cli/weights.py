@@ -19,30 +19,25 @@ class Which(StrEnum):
 
 
 def weights(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     which: Annotated[
-        Which, typer.Option(help="Those it ended with, or their mean over the batches trained on.")
+        Which, typer.Option(help="The final weights, or their mean over training batches.")
     ] = Which.FINAL,
-    file: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of the terminal.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")] = None,
 ) -> None:
-    """Print the mixture that a run learned, as JSON for `strategy.init.file` or another toolkit."""
+    """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
     import json
 
     from mixfluence.data.weights import replayed_weights
     from mixfluence.errors import DataError
-    from mixfluence.report.folders import read_run_recipe
-    from mixfluence.run_folder import WEIGHTS_FILE
+    from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
 
     datasets = read_run_recipe(run).train
     if which is Which.FINAL and not (run / WEIGHTS_FILE).exists():
-        raise DataError(
-            f"{run}: the run has not finished and has no {WEIGHTS_FILE}; --which average gives its mean so far"
-        )
+        raise DataError(f"{run}: the run has not finished and has no {WEIGHTS_FILE}; use --which average")
     found = replayed_weights(run, which.value)
     if clusters := [name for name in found if name not in datasets]:
-        raise DataError(f"{run}: its trace is of clusters such as {clusters[0]}, not of datasets; use --which final")
+        raise DataError(f"{run}: its trace has weights of clusters such as {clusters[0]}; use --which final")
     text = json.dumps(found, indent=1) + "\n"
     if file:
         write_result(file, text)

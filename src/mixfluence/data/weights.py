@@ -10,7 +10,7 @@ from typing import Literal
 
 from mixfluence.errors import DataError
 from mixfluence.files import write_text
-from mixfluence.run_folder import TRACE_FILE, WEIGHTS_FILE, read_trace
+from mixfluence.runs import TRACE_FILE, WEIGHTS_FILE, read_trace
 from mixfluence.schema import LARGEST
 
 

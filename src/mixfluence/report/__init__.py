@@ -1,1 +1,1 @@
-"""Scores become tables here."""
+"""Comparison, report and status of run folders."""

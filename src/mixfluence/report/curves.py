@@ -1,134 +1,57 @@
-"""The trace of one training as series over steps, thinned so that a page of many runs stays small."""
+"""Series over steps from the trace of a run, thinned so that a page of many runs stays small."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-Line = Mapping[str, Any]
-Values = list[float | None]
+from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
 
-# More datasets than this (clusters, say) cannot be told apart in a chart: the rest is drawn as one.
+# More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
 MOST_DATASETS = 24
-MOST_POINTS, FEWEST_POINTS, ALL_NUMBERS = 200, 12, 400_000
+MOST_POINTS, FEWEST_POINTS, POINTS_OF_FIGURE = 120, 12, 4000
 # A window must hold several batches of each dataset, or its shares are noise.
-FEWEST_BATCHES, BATCHES_A_DATASET, MOST_WINDOWS = 8, 2, 24
+FEWEST_BATCHES, BATCHES_PER_DATASET, MOST_WINDOWS = 8, 2, 24
+Series = Mapping[str, Sequence[float | None]]
 
 
-@dataclass(frozen=True)
-class Curves:
-    """One training.
-
-    Attributes:
-        name: Which stage of its run; empty for a run of one stage.
-        datasets: What is drawn from. If there are too many to draw, the last one stands for the rest.
-        steps: Where probabilities are given; each holds from its step on.
-        probability: One list per dataset.
-        found: The same for the mixture looked for on the way; empty if the strategy looks for none.
-        windows: The last step of each window of batches.
-        share: The part of a window's rows that came from each dataset; one list per dataset.
-        loss: (step, training loss).
-        updates: The steps at which datasets were measured.
-        influence: Target -> one list per dataset, a value per update; "all" is what the strategy made of all targets.
-        error: Standard errors of "all", one list per dataset; empty if the strategy has none.
-        dev: Target -> the measure on its dev rows, a value per update.
-    """
-
-    name: str
-    datasets: list[str]
-    steps: list[int]
-    probability: list[Values]
-    found: list[Values]
-    windows: list[int]
-    share: list[Values]
-    loss: list[tuple[int, float | None]]
-    updates: list[int]
-    influence: dict[str, list[Values]]
-    error: list[Values]
-    dev: dict[str, Values]
-
-
-def curves(trace: Sequence[Line], name: str, limit: int) -> Curves:
-    """Return the series of a trace, at most `limit` points each."""
-    names = list(trace[0]["datasets"])
-    by_step = {line["step"]: line for line in trace if "weights" in line}
-    first = next(line for line in trace if "weights" in line)
-    states = _thin([{**first, "step": 0}, *by_step.values()], limit)
-    updates = _thin([line for line in trace if "update" in line], limit)
-    measured = [line["update"] for line in updates]
-    shown = _most_drawn(states, names)
-    datasets = shown if len(shown) == len(names) else [*shown, f"{len(names) - len(shown)} others"]
-    windows, share = _windows(trace, names)
-    outcomes = [line.get("outcome", {}) for line in states]
-    return Curves(
-        name=name,
-        datasets=datasets,
-        steps=[line["step"] for line in states],
-        probability=_by_dataset([line["weights"] for line in states], shown, len(names)),
-        found=_by_dataset(outcomes, shown, len(names)) if any(outcomes) else [],
-        windows=windows,
-        share=_by_dataset(share, shown, len(names)),
-        loss=[(line["step"], finite(line["loss"])) for line in _thin([x for x in trace if "loss" in x], limit)],
-        updates=[line["step"] for line in updates],
-        influence=_influences(measured, shown),
-        error=_columns(_facts(measured, "error"), shown) if any(_facts(measured, "error")) else [],
-        dev={
-            target: [finite(values.get(target)) for values in _facts(measured, "dev")]
-            for target in (measured[0].get("dev", {}) if measured else {})
-        },
-    )
-
-
-def limit_of(traces: Sequence[Sequence[Line]]) -> int:
-    """Return how many points a series may have, so that all of them together make a page of a few megabytes."""
-    series = 0
-    for trace in traces:
-        update: Line = next((line["update"] for line in trace if "update" in line), {})
-        datasets = min(MOST_DATASETS, len(trace[0].get("datasets", {})) if trace else 0)
-        series += datasets * (3 + len(update.get("on_targets", {})))
-    return max(FEWEST_POINTS, min(MOST_POINTS, ALL_NUMBERS // max(series, 1)))
-
-
-def rows_trained(trace: Sequence[Line]) -> dict[str, int]:
-    """Return how many rows of each dataset were trained on; datasets without any are left out."""
-    names = list(trace[0]["datasets"]) if trace else []
-    rows: dict[str, int] = {}
-    for dataset, count in _batches(trace):
-        rows[names[dataset]] = rows.get(names[dataset], 0) + count
-    return rows
-
-
-def finite(value: Any) -> float | None:
-    """Return a number to five digits, or None for what a page cannot hold: not-a-number, infinity, nothing."""
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
-
-
-def _batches(trace: Sequence[Line]) -> list[tuple[int, int]]:
-    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=True)]
-
-
-def _thin(lines: Sequence[Line], limit: int) -> list[Line]:
-    """Return evenly spaced lines, the first and the last always among them."""
+def thin(lines: Sequence[Any], series: int) -> list[Any]:
+    """Return evenly spaced items, first and last included, so that all series of a figure stay small."""
+    limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_FIGURE // max(series, 1)))
     if len(lines) <= limit:
         return list(lines)
-    return [lines[round(i * (len(lines) - 1) / (limit - 1))] for i in range(limit)]
+    return [lines[round(place * (len(lines) - 1) / (limit - 1))] for place in range(limit)]
 
 
-def _most_drawn(states: Sequence[Line], names: Sequence[str]) -> list[str]:
-    """Return the datasets to show, in their own order: all, or those with the highest probabilities ever."""
-    if len(names) <= MOST_DATASETS:
-        return list(names)
-    peak = {name: max(line["weights"].get(name, 0.0) for line in states) for name in names}
-    highest = set(sorted(names, key=lambda name: -peak[name])[: MOST_DATASETS - 1])
-    return [name for name in names if name in highest]
+def sampling_states(trace: Sequence[TraceLine]) -> list[TraceLine]:
+    """Return the last line of each step, preceded by the start at step 0, thinned."""
+    by_step = {line["step"]: line for line in trace[1:]}
+    return thin([{**trace[1], "step": 0}, *by_step.values()], min(MOST_DATASETS, len(trace[0]["datasets"])) * 2)
 
 
-def _windows(trace: Sequence[Line], names: Sequence[str]) -> tuple[list[int], list[dict[str, float]]]:
-    """Cut all batches into windows of about equal length; return where each ends, and the shares of rows in it."""
-    batches = _batches(trace)
-    count = min(MOST_WINDOWS, math.ceil(len(batches) / max(FEWEST_BATCHES, BATCHES_A_DATASET * len(names))))
+def by_dataset(
+    lines: Sequence[Mapping[str, float]], datasets: Sequence[str], shown: Sequence[str] = ()
+) -> tuple[list[str], Series]:
+    """Return the names to draw and a series for each; of too many datasets, the highest and the sum of the rest."""
+    names = list(shown)
+    if not names:
+        peak = {name: max(line.get(name, 0.0) for line in lines) for name in datasets}
+        many = len(datasets) > MOST_DATASETS
+        highest = set(sorted(datasets, key=lambda name: -peak[name])[: MOST_DATASETS - 1] if many else datasets)
+        names = [name for name in datasets if name in highest]
+        names += [f"{len(datasets) - len(names)} others"] if many else []
+    series: dict[str, list[float | None]] = {name: [line.get(name) for line in lines] for name in names}
+    if rest := set(datasets) - set(names):
+        series[names[-1]] = [sum(value for name, value in line.items() if name in rest) for line in lines]
+    return names, series
+
+
+def drawn_shares(trace: Sequence[TraceLine]) -> tuple[list[int], list[dict[str, float]]]:
+    """Split all batches into windows of equal length; return where each ends, and the share of rows by dataset."""
+    names, batches = list(trace[0]["datasets"]), _batches(trace)
+    count = min(MOST_WINDOWS, math.ceil(len(batches) / max(FEWEST_BATCHES, BATCHES_PER_DATASET * len(names))))
     ends = [round((number + 1) * len(batches) / count) for number in range(count)]
     shares = []
     for start, end in zip([0, *ends], ends, strict=False):
@@ -137,37 +60,69 @@ def _windows(trace: Sequence[Line], names: Sequence[str]) -> tuple[list[int], li
             rows[names[dataset]] += size
         total = sum(rows.values())
         shares.append({name: number / total for name, number in rows.items()})
-    last = trace[-1]["step"]
-    return [round(last * end / len(batches)) for end in ends], shares
+    return [round(trace[-1]["step"] * end / len(batches)) for end in ends], shares
 
 
-def _by_dataset(lines: Sequence[Mapping[str, float]], shown: Sequence[str], of: int) -> list[Values]:
-    """Return one list per dataset shown, and one for the sum of those that are not."""
-    columns = _columns(lines, shown)
-    if len(shown) < of:
-        shown_set = set(shown)
-        columns.append([finite(sum(v for name, v in line.items() if name not in shown_set)) for line in lines])
-    return columns
+def _batches(trace: Sequence[TraceLine]) -> list[tuple[int, int]]:
+    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=False)]
 
 
-def _columns(lines: Sequence[Mapping[str, float]], shown: Sequence[str]) -> list[Values]:
-    return [[finite(line.get(name)) for line in lines] for name in shown]
+def influences(trace: Sequence[TraceLine]) -> dict[str, list[Mapping[str, float]]]:
+    """Return influences at updates by target, "all" first; a dataset that was not measured is missing.
 
-
-def _influences(measured: Sequence[Line], shown: Sequence[str]) -> dict[str, list[Values]]:
-    """Return influences by target; a round without any (Aioli only looks, most times) leaves a gap."""
-    combined = _facts(measured, "influence")
+    With a single target, "all" has the same values and stands alone.
+    """
+    updates = [line["update"] for line in updates_of(trace)]
+    combined = [update.get("influence") or {} for update in updates]
     if not any(combined):
         return {}
-    found = {"all": _columns(combined, shown)}
-    own = _facts(measured, "influence_on")
-    by_target = own if any(own) else _facts(measured, "on_targets")
-    targets = next(filter(None, by_target), {})
-    # With one target they are the same.
-    for target in targets if len(targets) > 1 else []:
-        found[target] = _columns([facts.get(target, {}) for facts in by_target], shown)
+    key = "influence_on" if any(update.get("influence_on") for update in updates) else "on_targets"
+    by_target = [update.get(key) or {} for update in updates]
+    targets: Mapping[str, Any] = next(filter(None, by_target), {})
+    found = {"all": combined}
+    if len(targets) > 1:
+        found |= {target: [own.get(target, {}) for own in by_target] for target in targets}
     return found
 
 
-def _facts(measured: Sequence[Line], key: str) -> list[Mapping[str, Any]]:
-    return [update.get(key) or {} for update in measured]
+def updates_of(trace: Sequence[TraceLine]) -> list[TraceLine]:
+    """Return the lines at which datasets were measured, thinned."""
+    updates = [line for line in trace if "update" in line]
+    targets = len(updates[0]["update"].get("on_targets") or {}) if updates else 0
+    return thin(updates, min(MOST_DATASETS, len(trace[0]["datasets"])) * (2 + targets))
+
+
+def epochs(trace: Sequence[TraceLine]) -> dict[str, float]:
+    """Return how often the rows of each dataset were trained on."""
+    if not (batches := _batches(trace)):
+        return {}
+    datasets = trace[0]["datasets"]
+    names, rows = list(datasets), dict.fromkeys(datasets, 0)
+    for dataset, count in batches:
+        rows[names[dataset]] += count
+    return {name: rows[name] / facts["rows"] for name, facts in datasets.items()}
+
+
+def final_weights(run: Run) -> dict[str, float]:
+    """Return the final probability of each dataset, or the last one of an unfinished run; none for clusters."""
+    last = run.trace[-1].get("weights", {}) if run.trace else {}
+    return run.weights or (last if last.keys() <= run.recipe.train.keys() else {})
+
+
+def dev_evals(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, NDCG@10 in points) of every evaluated checkpoint by dev set, and "mean" of several sets.
+
+    The trainer library logs them in its newest checkpoint; a run without checkpoints has none.
+    """
+    states = (run.path / CHECKPOINTS_FOLDER).glob("checkpoint-*/trainer_state.json")
+    for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
+        try:
+            history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        except (ValueError, KeyError):
+            continue  # cut off when the run was killed; the checkpoint before it is complete
+        keys = {name: f"eval_{name}_{MEASURE}" for name in run.recipe.dev}
+        if len(keys) > 1:
+            keys["mean"] = f"eval_{MEASURE}"
+        found = {name: [(log["step"], 100 * log[key]) for log in history if key in log] for name, key in keys.items()}
+        return {name: points for name, points in found.items() if points}
+    return {}

@@ -1,84 +1,162 @@
-"""The figures of a paper as files, SVG and PDF, in widths that fit a page of two columns.
-
-The page of `mixfluence.report.page` is for looking; these are for printing.
-"""
+"""Charts of runs, drawn once with matplotlib: inline SVG for the page, SVG and PDF files for papers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mixfluence.errors import DataError
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
 from mixfluence.files import replacing
-from mixfluence.report.curves import Curves
-from mixfluence.report.series import Report
-
-try:
-    from matplotlib import rc_context
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise DataError("figures need matplotlib: pip install 'mixfluence[report]'") from error
+from mixfluence.report.compare import Comparison, overview
+from mixfluence.report.curves import (
+    Series,
+    by_dataset,
+    dev_evals,
+    drawn_shares,
+    epochs,
+    final_weights,
+    influences,
+    sampling_states,
+    thin,
+    updates_of,
+)
+from mixfluence.report.labels import method_of
+from mixfluence.runs import MEASURE, PARTS, Run, Score, TraceLine
 
 ONE_COLUMN, TWO_COLUMNS = 3.3, 6.9
-# Okabe and Ito's colours in the order of the page, darkened like there where they are too pale for a thin line.
+# Okabe and Ito's colours, darkened where they are too pale for a thin line. The page lightens them in dark mode.
 COLOURS = ("#0072b2", "#d55e00", "#008a64", "#b9558f", "#a87400", "#2a8fc9", "#3d444b")
+INK, PAPER = "#1d2329", "#fefefe"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D", "P", "X")
-HATCHES = ("", "////", "||||", "....")
+LONGEST_NAME = 40
+HATCHES = ("", "////", "||||", "----")
 STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "font.size": 8,
-    "font.family": "sans-serif",
+    "font.family": "DejaVu Sans",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
+    "axes.titlesize": 8,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
     "legend.frameon": False,
     "legend.fontsize": 7,
     "hatch.linewidth": 0.5,
+    "savefig.transparent": True,
+    "text.parse_math": False,  # names may contain dollar signs
     "svg.fonttype": "none",  # text stays text
     "pdf.fonttype": 42,
     "svg.hashsalt": "mixfluence",  # the same runs give the same file
 }
 
 
-def write_figures(report: Report, folder: Path) -> list[Path]:
-    """Write every figure that there is data for, each as SVG and PDF.
+class Chart(NamedTuple):
+    """A chart: unique file name, title, and a function that draws it."""
 
-    Files are `sampling-RUN` for every run, `cost-quality`, `time` and `weights`.
+    name: str
+    title: str
+    draw: Callable[[], Figure]
 
-    Returns:
-        What was written.
-    """
-    figures: dict[str, Callable[[], Figure]] = {}
-    for run in report.runs:
-        for training in run.trainings:
-            stage = f"-{training.name}" if training.name else ""
-            name = f"sampling-{_file_name(run.label)}{stage}"
-            figures[name if name not in figures else f"{name}-{len(figures)}"] = partial(_trajectories, training)
-    if sum(group.average is not None for group in report.groups) > 1:
-        figures["cost-quality"] = partial(_cost_quality, report)
-    if any(group.cost for group in report.groups):
-        figures["time"] = partial(_time, report)
-    if any(run.weights for run in report.runs):
-        figures["weights"] = partial(_weights, report)
-    return [path for name, draw in figures.items() for path in write_figure(draw, folder, name)]
+
+def all_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Return every chart of some runs, with unique names."""
+    found = overview(runs)
+    charts = charts_of_all(found)
+    for group in found.groups:
+        charts += [chart for pair in zip(group.labels, group.runs, strict=True) for chart in charts_of_run(*pair)]
+    return charts
+
+
+def charts_of_all(comparison: Comparison) -> list[Chart]:
+    """Return the charts that show all runs together; a chart without data is left out."""
+    runs = [pair for group in comparison.groups for pair in zip(group.labels, group.runs, strict=True)]
+    losses = {label: _logged(run.trace, "loss") for label, run in runs}
+    dev = {label: next(reversed(dev_evals(run).values()), []) for label, run in runs}
+    weights = {label: {name: 100 * value for name, value in final_weights(run).items()} for label, run in runs}
+    alone = [(label, run) for label, run in runs if len(run.recipe.train) == 1 and run.finished and not run.untrained]
+    tests = {
+        f"{next(iter(run.recipe.train))} ({label})": {n: 100 * own[MEASURE] for n, own in run.record["scores"].items()}
+        for label, run in alone
+    }
+    charts = list(_charts_of_groups(comparison))
+    if any(losses.values()):
+        charts.append(Chart("loss", "Training loss of all runs", partial(_overlay, losses, "training loss")))
+    if any(dev.values()):
+        charts.append(Chart("dev", "Dev NDCG@10 of checkpoints", partial(_overlay, dev, "mean dev NDCG@10")))
+    if any(weights.values()):
+        grid = {label: own for label, own in weights.items() if own}
+        charts.append(Chart("weights", "Final sampling probabilities in percent", partial(_grid, grid, 160.0)))
+    if any(tests.values()):
+        charts.append(Chart("train-test", "NDCG@10 of runs trained on one dataset", partial(_grid, tests, 160.0)))
+    return charts
+
+
+def _charts_of_groups(comparison: Comparison) -> Iterator[Chart]:
+    unit, factor = comparison.unit
+    scores = {group.label: comparison.average(group) for group in comparison.groups}
+    priced = {group.label: group.hours(comparison.on_gpu) for group in comparison.groups}
+    priced = {label: hours for label, hours in priced.items() if hours}
+    both = {label: score for label, score in scores.items() if score and label in priced}
+    if len(both) > 1:
+        points = {label: (factor * sum(priced[label].values()), score) for label, score in both.items()}
+        yield Chart("cost-quality", f"Average NDCG@10 against cost in {unit}", partial(_cost_quality, points, unit))
+    if priced:
+        parts = {p: {label: factor * own[p] for label, own in priced.items()} for p in PARTS}
+        parts = {part: own for part, own in parts.items() if any(own.values())}
+        yield Chart("time", f"Cost of a run by part, in {unit}", partial(_bars, parts or {"": {}}, unit))
+    if sum(map(bool, scores.values())) > 1:
+        starts = {f"{method_of(group).start}: {group.label}": scores[group.label] for group in comparison.groups}
+        bars = {name: score.mean for name, score in sorted(starts.items()) if score}
+        yield Chart("start", "Average NDCG@10 by start", partial(_bars, {"": bars}, "average NDCG@10"))
+
+
+def charts_of_run(label: str, run: Run) -> list[Chart]:
+    """Return the charts of one run, stage by stage; a chart without data is left out."""
+    traces = {**run.stages, "final" if run.stages else "": run.trace}
+    traces = {stage: trace for stage, trace in traces.items() if len(trace) > 1}
+    stem = re.sub(r"[^\w.-]+", "-", label).strip("-.") or "run"
+    charts = []
+    for stage, trace in traces.items():
+        name, prefix = (f"{stem}-{stage}", f"Stage {stage}: ") if stage else (stem, "")
+        charts.append(Chart(f"sampling-{name}", f"{prefix}Sampling", partial(_sampling, trace)))
+        if influences(trace):
+            title = f"{prefix}Influence on the dev sets, ± 1.96 standard errors where known"
+            charts.append(Chart(f"influence-{name}", title, partial(_influence, trace)))
+    if traces:
+        charts.append(Chart(f"progress-{stem}", "Loss and dev scores", partial(_progress, run, traces)))
+    if own := epochs(run.trace):
+        charts.append(Chart(f"epochs-{stem}", "Epochs of each dataset", partial(_bars, {"": own}, "epochs")))
+    return charts
+
+
+def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
+    """Write charts as SVG and PDF; return the files."""
+    return [path for chart in charts for path in write_figure(chart.draw, folder, chart.name)]
 
 
 def write_figure(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
     """Draw a figure in this style and write it as SVG and PDF."""
-    # A name may hold dollar signs, which matplotlib would read as mathematics.
-    with rc_context(STYLE | {"text.parse_math": False}):
+    paths = []
+    with rc_context(STYLE):
         figure = draw()
-        return [_save(figure, folder / f"{name}.{kind}") for kind in ("svg", "pdf")]
+        for kind, date in {"svg": "Date", "pdf": "CreationDate"}.items():
+            with replacing(folder / f"{name}.{kind}") as temporary:
+                figure.savefig(temporary, format=kind, metadata={date: None})
+            paths.append(folder / f"{name}.{kind}")
+    return paths
 
 
-def look(number: int) -> Mapping[str, Any]:
-    """Return how a line is drawn, so that many can be told apart without colour too."""
+def look(number: int) -> dict[str, Any]:
+    """Return the look of a line, distinguishable without colour too."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
@@ -87,84 +165,169 @@ def look(number: int) -> Mapping[str, Any]:
     }
 
 
-def _trajectories(training: Curves) -> Figure:
-    """Probability and drawn share side by side, one legend below."""
-    figure = Figure(figsize=(TWO_COLUMNS, 2.4 + 0.14 * -(-len(training.datasets) // 4)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for number, name in enumerate(training.datasets):
-        own = look(number)
-        left.plot(training.steps, _gaps(training.probability[number]), drawstyle="steps-post", label=name, **own)
-        if training.windows:
-            right.plot(training.windows, _gaps(training.share[number]), **own)
-    left.set(xlabel="step", ylabel="probability", ylim=(0, None))
-    right.set(xlabel="step", ylabel="drawn share of rows", xlim=left.get_xlim())
-    # A label that starts with an underscore would be left out, so names are given again.
-    figure.legend(left.get_lines(), training.datasets, loc="outside lower center", ncols=4)
+def short(names: Iterable[str]) -> list[str]:
+    """Return names cut to the room that a chart has for them."""
+    return [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
+
+
+def _panels(count: int, labels: int, per_row: int = 3) -> tuple[Figure, list[Axes]]:
+    """Return a figure of two columns' width with some panels and room for a legend below them."""
+    rows = -(-count // per_row)
+    figure = Figure(figsize=(TWO_COLUMNS, 2.2 * rows + 0.14 * -(-labels // 4)), layout="constrained")
+    axes = list(figure.subplots(rows, min(count, per_row), squeeze=False).flat)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return figure, axes[:count]
+
+
+def _lines(axes: Axes, xs: Sequence[float], series: Series, first: int = 0, **options: Any) -> None:
+    for number, values in enumerate(series.values(), start=first):
+        every = max(1, len(xs) // 6)
+        # Markers of overlapping lines are shifted against each other.
+        marked = {**look(number), "markevery": (number % every, every)}
+        known = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
+        axes.plot([x for x, _ in known], [value for _, value in known], **marked, **options)
+
+
+def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
+    # Names are given again, because a label that starts with an underscore would be left out.
+    figure.legend(axes.get_lines()[: len(names)], short(names), loc="outside lower center", ncols=4)
+
+
+def _sampling(trace: Sequence[TraceLine]) -> Figure:
+    """Probability, share of rows drawn and, for a strategy that searches, the mixture found."""
+    states = sampling_states(trace)
+    names, probabilities = by_dataset([line["weights"] for line in states], list(trace[0]["datasets"]))
+    steps = [line["step"] for line in states]
+    found = [line.get("outcome", {}) for line in states]
+    windows, shares = drawn_shares(trace)
+    figure, (left, right, *more) = _panels(3 if any(found) else 2, len(names))
+    _lines(left, steps, probabilities, drawstyle="steps-post")
+    _lines(right, windows, by_dataset(shares, list(trace[0]["datasets"]), names)[1])
+    left.set(title="probability", xlabel="step", ylim=(0, None))
+    right.set(title="share of rows drawn", xlabel="step", ylim=(0, None), xlim=left.get_xlim())
+    for axes in more:
+        _lines(axes, steps, by_dataset(found, list(trace[0]["datasets"]), names)[1])
+        axes.set(title="mixture found so far", xlabel="step", ylim=(0, None))
+    _legend(figure, left, names)
     return figure
 
 
-def _cost_quality(report: Report) -> Figure:
-    figure = Figure(figsize=(ONE_COLUMN, 2.6), layout="constrained")
-    axes: Axes = figure.subplots()
-    for number, group in enumerate(report.groups):
-        if group.average is None or group.own_cost is None:
-            continue
-        point = {"color": look(number)["color"], "marker": look(number)["marker"], "linestyle": "none"}
-        axes.errorbar(group.own_cost, group.average, yerr=group.spread, **point)
-        # Neighbours are often as good and as cheap: one has its name above, the next below.
-        beside = (4, -9 if number % 2 else 3)
-        axes.annotate(group.label, (group.own_cost, group.average), xytext=beside, textcoords="offset points", size=7)
-    axes.set(xlabel=report.unit, ylabel="average NDCG@10", xlim=(0, None))
-    axes.margins(x=0.25, y=0.15)
+def _influence(trace: Sequence[TraceLine]) -> Figure:
+    """Influence on all dev sets together, and on each of several."""
+    found, updates = influences(trace), updates_of(trace)
+    steps = [line["step"] for line in updates]
+    shown = by_dataset([line["weights"] for line in updates], list(trace[0]["datasets"]))[0]
+    shown = [name for name in shown if name in trace[0]["datasets"]]
+    errors = [line["update"].get("error") or {} for line in updates]
+    figure, panels = _panels(len(found), len(shown))
+    for axes, (target, values) in zip(panels, found.items(), strict=True):
+        _lines(axes, steps, {name: [own.get(name) for own in values] for name in shown})
+        axes.set(title="all dev sets" if target == "all" else target, xlabel="step")
+        for number, name in enumerate(shown if target == "all" and any(errors) else []):
+            known = [(x, own.get(name), e.get(name)) for x, own, e in zip(steps, values, errors, strict=True)]
+            band = [(x, v - 1.96 * e, v + 1.96 * e) for x, v, e in known if v is not None and e is not None]
+            if band:
+                axes.fill_between(*zip(*band, strict=True), color=look(number)["color"], alpha=0.14, linewidth=0)
+    _legend(figure, panels[0], shown)
     return figure
 
 
-def _time(report: Report) -> Figure:
-    groups = [group for group in report.groups if group.cost]
-    parts = list(dict.fromkeys(part for group in groups for part, spent in group.cost.items() if spent))
-    figure = Figure(figsize=(ONE_COLUMN, 1.0 + 0.2 * len(groups) + 0.14 * len(parts) / 3), layout="constrained")
+def _progress(run: Run, traces: Mapping[str, Sequence[TraceLine]]) -> Figure:
+    """Training loss by stage, the measure on dev rows at updates, and dev NDCG@10 of checkpoints."""
+    losses = {stage or "loss": _logged(trace, "loss") for stage, trace in traces.items()}
+    dev: dict[str, list[tuple[int, float]]] = {}
+    for stage, trace in traces.items():
+        for line in updates_of(trace):
+            for target, value in (line["update"].get("dev") or {}).items():
+                dev.setdefault(f"{stage}: {target}" if stage else target, []).append((line["step"], value))
+    panels = {
+        "training loss": losses,
+        "dev measure of the sampler": dev,
+        "dev NDCG@10 of checkpoints": dev_evals(run),
+    }
+    panels = {title: own for title, own in panels.items() if any(own.values())}
+    figure, drawn = _panels(len(panels) or 1, 0)
+    for axes, (title, own) in zip(drawn, panels.items(), strict=False):
+        _points(axes, own)
+        axes.set(title=title, xlabel="step")
+        if len(own) > 1:
+            axes.legend(axes.get_lines(), short(own))
+        if title.endswith("checkpoints") and run.finished:
+            axes.axvline(run.record["selected_step"], color=INK, linewidth=0.6, linestyle=":")
+    return figure
+
+
+def _overlay(series: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
+    """One line per run."""
+    known = {label: points for label, points in series.items() if points}
+    figure, (axes,) = _panels(1, len(known))
+    _points(axes, known)
+    axes.set(xlabel="step", ylabel=title)
+    _legend(figure, axes, list(known))
+    return figure
+
+
+def _points(axes: Axes, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    for number, points in enumerate(series.values()):
+        if points:
+            steps, values = zip(*thin(points, len(series)), strict=True)
+            _lines(axes, steps, {"": values}, number)
+
+
+def _logged(trace: Sequence[TraceLine], key: str) -> list[tuple[int, float]]:
+    return [(line["step"], line[key]) for line in trace if key in line]
+
+
+def _cost_quality(points: Mapping[str, tuple[float, Score]], unit: str) -> Figure:
+    figure = Figure(figsize=(ONE_COLUMN, 2.4 + 0.14 * -(-len(points) // 2)), layout="constrained")
     axes: Axes = figure.subplots()
-    places = range(len(groups))
-    starts = [0.0] * len(groups)
-    for number, part in enumerate(parts):
-        spent = [group.cost.get(part, 0.0) for group in groups]
-        colour, hatch = COLOURS[number % len(COLOURS)], HATCHES[number % len(HATCHES)]
-        axes.barh(places, spent, left=starts, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=part)
-        starts = [start + more for start, more in zip(starts, spent, strict=True)]
-    axes.set_yticks(places, [group.label for group in groups])
+    drawn = [
+        axes.errorbar(cost, score.mean, score.spread, fmt=look(number)["marker"], color=look(number)["color"])
+        for number, (cost, score) in enumerate(points.values())
+    ]
+    axes.margins(x=0.1, y=0.15)
+    axes.set(xlabel=unit, ylabel="average NDCG@10", xlim=(0, None))
+    figure.legend(drawn, short(points), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _bars(parts: Mapping[str, Mapping[str, float]], unit: str) -> Figure:
+    """Horizontal bars, stacked by part: part -> name -> value."""
+    names = list(next(iter(parts.values())))
+    height = 0.8 + 0.2 * len(names) + 0.14 * -(-len(parts) // 3)
+    figure = Figure(figsize=(ONE_COLUMN, height), layout="constrained")
+    axes: Axes = figure.subplots()
+    places, starts = range(len(names)), [0.0] * len(names)
+    for number, (part, values) in enumerate(parts.items()):
+        lengths = [values.get(name, 0.0) for name in names]
+        hatch = {"hatch": HATCHES[number % len(HATCHES)], "edgecolor": PAPER, "linewidth": 0}
+        axes.barh(places, lengths, left=starts, color=COLOURS[number % len(COLOURS)], label=part, **hatch)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    for place, total in zip(places, starts, strict=True):
+        axes.annotate(f" {total:.3g}", (total, place), va="center", size=7)
+    axes.set_yticks(places, short(names))
     axes.invert_yaxis()
-    axes.set_xlabel(report.unit)
-    figure.legend(loc="outside lower center", ncols=3)
+    axes.margins(x=0.15)
+    axes.set_xlabel(unit)
+    if len(parts) > 1:
+        figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
-def _weights(report: Report) -> Figure:
-    runs = [run for run in report.runs if run.weights]
-    names = list(dict.fromkeys(name for run in runs for name in run.weights))
+def _grid(rows: Mapping[str, Mapping[str, float]], darkest: float) -> Figure:
+    """Numbers in a grid, shaded by value."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
     width = ONE_COLUMN if len(names) <= 4 else TWO_COLUMNS
-    figure = Figure(figsize=(width, 1.2 + 0.2 * len(runs)), layout="constrained")
+    figure = Figure(figsize=(width, 1.2 + 0.2 * len(rows)), layout="constrained")
     axes: Axes = figure.subplots()
-    grid = [[100 * run.weights.get(name, 0.0) for name in names] for run in runs]
-    axes.imshow(grid, cmap="Blues", vmin=0, vmax=160, aspect="auto")
-    for row, values in enumerate(grid):
-        for column, value in enumerate(values):
-            axes.text(column, row, f"{value:.1f}", ha="center", va="center", size=6)
-    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(runs)), [run.label if run.finished else f"{run.label} (unfinished)" for run in runs])
-    axes.set_title("probability at the end, %", size=8)
+    for row, values in enumerate(rows.values()):
+        for column, name in enumerate(names):
+            if (value := values.get(name)) is not None:
+                shade = {"alpha": min(1.0, max(0.0, value / darkest)), "linewidth": 0, "color": COLOURS[0]}
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **shade))
+                axes.text(column, row, f"{value:.1f}", ha="center", va="center", size=6)
+    axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(names)), short(names), rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), short(rows))
     return figure
-
-
-def _gaps(values: list[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
-
-
-def _file_name(label: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "run"
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    kind = path.suffix[1:]
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=kind, metadata={"Date" if kind == "svg" else "CreationDate": None})
-    return path

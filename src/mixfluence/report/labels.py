@@ -1,41 +1,40 @@
-"""Runs, samplers, starts and pools in the few words that a table has room for."""
+"""Short labels for methods and dataset pools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 from mixfluence.recipe import Recipe
+from mixfluence.runs import Group
 
 _WIDEST_POOL = 24
 
 
-def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or the whole paths if that would make two runs look like one."""
-    names = [path.resolve().name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+class Method(NamedTuple):
+    """What a table says of a group: sampler, start of its probabilities, training sets, dev sets that guide it."""
+
+    sampler: str
+    start: str
+    train: tuple[str, ...]
+    dev: tuple[str, ...]
 
 
-def sampler_label(recipe: Recipe) -> str:
-    """Return the method's name as papers write it."""
-    return recipe.strategy.label
-
-
-def initial_label(recipe: Recipe) -> str:
-    """Return where the probabilities start."""
-    return recipe.strategy.start_label
+def method_of(group: Group) -> Method:
+    """Return the method of a group; a model that was only tested has a name and nothing else."""
+    if name := group.runs[0].untrained:
+        return Method("BM25" if name == "bm25" else name, "-", (), ())
+    recipe = group.recipe
+    return Method(recipe.strategy.label, recipe.strategy.start_label, tuple(recipe.train), guides(recipe))
 
 
 def guides(recipe: Recipe) -> tuple[str, ...]:
-    """Return the dev sets that guide sampling: none if the sampler needs none."""
+    """Return the dev sets that guide sampling; none if the sampler uses none."""
     return tuple(recipe.dev) if recipe.strategy.needs_dev else ()
 
 
 def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the names of each pool's sets if there is room for them, else how many they are.
-
-    Different pools of as many sets are told apart by a letter.
-    """
+    """Return the datasets of each pool if they are few, else their number; a letter tells equal numbers apart."""
     long = [pool for pool in dict.fromkeys(pools) if len(", ".join(pool)) > _WIDEST_POOL]
     labels = {pool: ", ".join(pool) or "-" for pool in pools if pool not in long}
     for pool in long:

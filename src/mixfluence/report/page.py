@@ -1,118 +1,190 @@
-"""One page for a browser, in one file: it needs no network and no other file.
+"""The report: one HTML file with inline SVG charts that needs no network and no script.
 
-Names of datasets and runs, and recipes, are data. They reach the page in two ways only: escaped by `html.escape` in
-the table written here, and as JSON in a block that nothing executes, which the script puts into text nodes and
-attributes.
-A content security policy lets the page run the one script and use the one style sheet it was written with, and load
-nothing.
+Everything that comes from runs is escaped; the content security policy lets the page load and execute nothing.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import io
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from statistics import fmean
 from string import Template
+from xml.etree import ElementTree
+
+from matplotlib import rc_context
 
 from mixfluence.errors import DataError
-from mixfluence.report.series import Group, Report
+from mixfluence.evaluation.dev_queries import DevQuery
+from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.report.compare import Comparison, overview
+from mixfluence.report.figures import COLOURS, INK, PAPER, STYLE, Chart, charts_of_all, charts_of_run
+from mixfluence.report.labels import method_of
+from mixfluence.report.summary import make_notes, make_sheets, run_label
+from mixfluence.report.tables import Sheet, html_table, numbers, words
+from mixfluence.runs import Group, Run
 
-MOST_BYTES = 6_000_000
+# Pixels per point, so that text of 8 points is as large as that of the tables.
+SCALE = 1.6
+MOST_QUERIES = 10
+# Texts are cut shorter on a page of many runs.
+SHORTEST_TEXT, LONGEST_TEXT, ALL_CHARACTERS = 50, 240, 300_000
 ASSETS = files("mixfluence.report") / "assets"
 
 
-def render_page(report: Report) -> str:
-    """Return the page as HTML.
+def render_page(runs: Sequence[Run]) -> str:
+    """Return the report of some runs, finished or not, as HTML.
 
     Raises:
-        DataError: If there are so many runs that the page would be slow to open.
+        DataError: If there is no run, or a run is given twice.
     """
-    style, script = _asset("page.css"), _asset("charts.js") + _asset("page.js")
-    names = ", ".join(group.label for group in report.groups)
-    text = Template(_asset("page.html")).substitute(
-        policy=escape(_policy(style, script)),
-        title=escape(names if len(names) <= 80 else f"{len(report.runs)} runs"),
-        style=style,
-        script=script,
-        data=_json(report),
-        lead=escape(_lead(report)),
-        notes="".join(f'<p class="note">{escape(note)}</p>' for note in report.notes),
-        unit=escape(report.unit),
-        table=_headline(report),
-    )
-    if len(text.encode()) > MOST_BYTES:
-        size = len(text.encode()) / 1e6
-        raise DataError(f"a page of these {len(report.runs)} runs would have {size:.1f} MB; report fewer at once")
-    return text
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    style_hash, script_hash = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)
-    )
-    return (
-        f"default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; "
-        "base-uri 'none'; form-action 'none'"
+    if len({run.path.resolve() for run in runs}) < max(len(runs), 1):
+        raise DataError("expected at least one run, each of them once")
+    found = overview(runs)
+    longest = longest_text(sum(len(run.dev) for run in runs))
+    sections = [_section(number, group, longest) for number, group in enumerate(found.groups)]
+    links = [f'<a href="#run-{number}">{escape(group.label)}</a>' for number, group in enumerate(found.groups)]
+    title = ", ".join(group.label for group in found.groups)
+    return Template((ASSETS / "page.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title if len(title) <= 80 else f"{len(runs)} runs"),
+        style=(ASSETS / "page.css").read_text(encoding="utf-8"),
+        lead=escape(_lead(found)),
+        links="".join(links),
+        tables="".join(_scrolling(html_table(sheet)) for sheet in make_sheets(found, for_print=False)),
+        notes="".join(f"<li>{escape(note)}</li>" for note in make_notes(found)),
+        charts="".join(map(_figure, charts_of_all(found))),
+        runs="".join(sections),
     )
 
 
-def _json(report: Report) -> str:
-    """Return all series as JSON without any character that could end the block it stands in."""
-    text = json.dumps(asdict(report), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def inline_svg(chart: Chart) -> str:
+    """Return a chart as an SVG element for a page: unique ids, colours by CSS variable, an accessible title."""
+    text = io.StringIO()
+    with rc_context(STYLE):
+        chart.draw().savefig(text, format="svg", metadata={"Date": None})
+    root = ElementTree.fromstring(text.getvalue())
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text.getvalue()))
+    prefix = f"c{zlib.crc32(chart.name.encode()):x}-"
+    for element in list(root.iter()):
+        for child in [child for child in element if child.tag.endswith(("}metadata", "}style"))]:
+            element.remove(child)
+        element.tag = element.tag.rpartition("}")[2]
+        attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+        element.attrib = dict(_page_attributes(attributes, prefix, used))
+        element.tail = None
+        element.text = element.text if element.tag == "text" else None
+    width = SCALE * float(root.attrib["width"].removesuffix("pt"))
+    root.attrib = {"viewBox": root.attrib["viewBox"], "width": f"{width:.0f}", "class": "chart", "role": "img"}
+    title = ElementTree.Element("title")
+    title.text = chart.title
+    root.insert(0, title)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _lead(report: Report) -> str:
-    """Return what a reader wants first: which is best and what it cost."""
-    scored = [group for group in report.groups if group.average is not None]
-    if len(scored) < 2:
-        return "Fewer than two finished runs with a test set in common: nothing to compare yet."
-    best, second = sorted(scored, key=lambda group: -(group.average or 0.0))[:2]
-    by = (best.average or 0.0) - (second.average or 0.0)
-    times = (best.own_cost or 0.0) / (second.own_cost or float("inf"))
-    return (
-        f"{best.label} has the highest average, {by:.1f} points above {second.label}, "
-        f"for {times:.1f} times its training time. Whether that is more than chance: mixfluence compare."
-    )
+def _page_attributes(attributes: Mapping[str, str], prefix: str, used: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the attributes of an SVG element with prefixed ids, colours as variables and fewer decimals."""
+    for key, value in attributes.items():
+        if key == "id":
+            if value in used:
+                yield key, prefix + value
+        elif key == "href":
+            yield key, f"#{prefix}{value.removeprefix('#')}"
+        elif key in ("style", "clip-path", "fill", "stroke"):
+            for number, colour in enumerate(COLOURS):
+                value = value.replace(colour, f"var(--c{number})")
+            value = value.replace(INK, "currentColor").replace(PAPER, "var(--page)")
+            value = value.replace("url(#", f"url(#{prefix}").replace("; ", ";").replace(": ", ":")
+            yield key, value.replace("font-family:'DejaVu Sans';", "")
+        elif not value.startswith("rotate(-0 "):
+            shorter = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", value)
+            yield key, shorter.replace(" \n", " ").strip()
 
 
-def _headline(report: Report) -> str:
-    """Return the table of groups and test sets, the best of each column in bold."""
-    averaged = len(report.shared_tests) > 1
-    columns = [*(["average"] if averaged else []), *report.tests]
-    values = [
-        [*([group.average] if averaged else []), *(group.scores.get(test) for test in report.tests)]
-        for group in report.groups
+def longest_text(sets: int) -> int:
+    """Return how many characters a dev text may have on a page with this many dev sets."""
+    texts = 3 * 2 * MOST_QUERIES * max(sets, 1)
+    return max(SHORTEST_TEXT, min(LONGEST_TEXT, ALL_CHARACTERS // texts))
+
+
+def best_and_worst(queries: Sequence[DevQuery]) -> tuple[list[DevQuery], list[DevQuery]]:
+    """Return the best queries, best first, and the worst, worst first; no query is in both.
+
+    They are ordered by rank and, for equal ranks, by the margin over the best wrong passage.
+    """
+    order = sorted(queries, key=lambda query: (query.rank, -query.margin))
+    half = (len(order) + 1) // 2
+    return order[:half][:MOST_QUERIES], order[half:][::-1][:MOST_QUERIES]
+
+
+def _lead(found: Comparison) -> str:
+    averages = [(score.mean, group) for group in found.groups if (score := found.average(group))]
+    if len(averages) < 2:
+        return "Fewer than two finished runs with common test sets: nothing to compare yet."
+    (best, first), (next_best, second) = sorted(averages, key=lambda pair: -pair[0])[:2]
+    lead = f"{first.label} has the highest average, {best - next_best:.1f} points above {second.label}"
+    costs = found.cost(first), found.cost(second)
+    if costs[0] and costs[1]:
+        lead += f", at {costs[0] / costs[1]:.1f} times its cost"
+    return f"{lead}. Run mixfluence compare to test whether the difference is significant."
+
+
+def _section(number: int, group: Group, longest: int) -> str:
+    """Return the section of a group: charts, dev queries, recipe and versions of its runs."""
+    method = method_of(group)
+    inside = [_run(label, run, longest) for label, run in zip(group.labels, group.runs, strict=True)]
+    if len(inside) > 1:
+        inside = [f"<h3>{escape(label)}</h3>{text}" for label, text in zip(group.labels, inside, strict=True)]
+    summary = f'{escape(run_label(group))} <span class="dim">{escape(method.sampler)}, {escape(method.start)}</span>'
+    is_open = " open" if number == 0 else ""
+    return f'<details class="run" id="run-{number}"{is_open}><summary>{summary}</summary>{"".join(inside)}</details>'
+
+
+def _run(label: str, run: Run, longest: int) -> str:
+    facts = {"seed": str(run.recipe.seed), "device": run.record.get("device", ""), **run.record.get("versions", {})}
+    if run.recipe.selection and "selected_step" in run.record:
+        facts["selected step"] = str(run.record["selected_step"])
+    facts |= {f"note {place}": note for place, note in enumerate(run.record.get("notes", []), start=1)}
+    versions = Sheet("Seed, device and versions", (words("", list(facts)), words("", list(facts.values()))), 1)
+    queries = [_queries(name, own, longest) for name, own in run.dev.items()]
+    about = "Each query is ranked against the passages of the first dev rows, far fewer than a corpus has."
+    parts = [
+        f'<div class="charts">{"".join(map(_figure, charts_of_run(label, run)))}</div>',
+        f'<h3>Best and worst dev queries</h3><p class="dim">{about}</p>' if queries else "",
+        *queries,
+        "<details><summary>Recipe and versions</summary>",
+        _scrolling(html_table(versions)),
+        f'<pre tabindex="0">{escape(dump_recipe(run.recipe))}</pre></details>',
     ]
-    best = [max((v for v in column if v is not None), default=None) for column in zip(*values, strict=True)]
-    head = ["run", *columns, report.unit, "sampler", "start"]
-    lines = [_headline_row(report, group, line, best) for group, line in zip(report.groups, values, strict=True)]
-    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return "".join(parts)
 
 
-def _headline_row(report: Report, group: Group, values: Sequence[float | None], best: Sequence[float | None]) -> str:
-    run = report.runs[group.runs[0]]
-    label = escape(group.label)
-    if len(group.runs) > 1:
-        label += f' <span class="dim">{len(group.runs)} seeds</span>'
-    if not run.finished:
-        label += f' <span class="mark">unfinished: step {run.reached} of {run.steps}</span>'
-    cells = [f'<th scope="row">{label}</th>']
-    for place, (value, top) in enumerate(zip(values, best, strict=True)):
-        text = "–" if value is None else f"{value:.1f}"
-        spread = group.spread is not None and place == 0
-        text += f' <span class="dim">± {group.spread:.1f}</span>' if spread else ""
-        bold = value is not None and value == top and len(report.groups) > 1
-        cells.append(f'<td class="number">{f"<b>{text}</b>" if bold else text}</td>')
-    cost = "–" if group.own_cost is None else f"{group.own_cost:.3g}"
-    cells.append(f'<td class="number">{cost}</td><td>{escape(run.sampler)}</td><td>{escape(run.start)}</td>')
-    return f"<tr>{''.join(cells)}</tr>"
+def _queries(name: str, queries: Sequence[DevQuery], longest: int) -> str:
+    best, worst = best_and_worst(queries)
+    tables = [_query_table(title, own, longest) for title, own in (("Best", best), ("Worst", worst)) if own]
+    ndcg = 100 * fmean(query.ndcg for query in queries)
+    summary = f"<b>{escape(name)}</b>: {len(queries)} queries, NDCG@10 {ndcg:.1f}"
+    return f'<details class="texts"><summary>{summary}</summary>{"".join(tables)}</details>'
+
+
+def _query_table(title: str, queries: Sequence[DevQuery], longest: int) -> str:
+    def cut(text: str) -> str:
+        return text if len(text) <= longest else f"{text[:longest].rstrip(' …')}…"
+
+    columns = (
+        words("query", [cut(query.query) for query in queries]),
+        numbers("rank", [f"{query.rank} of {query.among}" for query in queries]),
+        words("its passage", [cut(query.positive) for query in queries]),
+        words("highest-ranked other passage", [cut(query.other) or "-" for query in queries]),
+    )
+    return _scrolling(html_table(Sheet(f"{title} {len(queries)}", columns, 1)))
+
+
+def _figure(chart: Chart) -> str:
+    return f"<figure><figcaption>{escape(chart.title)}</figcaption>{inline_svg(chart)}</figure>"
+
+
+def _scrolling(table: str) -> str:
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>'

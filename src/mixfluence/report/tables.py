@@ -1,75 +1,245 @@
-"""Tables for the terminal."""
+"""Tables for the terminal and as Markdown, HTML and LaTeX.
+
+Names of runs and datasets may contain any characters; every format escapes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
-from rich.markup import escape
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from mixfluence.evaluation.results import Evaluation
 
-WIDEST = 6
+_LATEX_SPECIALS = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+    # At the start of a line a bare bracket or star would be read as an argument of the line before.
+    **{"[": "{[}", "*": "$^{*}$"},
+    **{"τ": r"$\tau$", "∞": r"$\infty$", "→": r"$\to$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$"},
+    **{"†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$"},
+}
+# Wider LaTeX tables span both columns of a page.
+_ONE_COLUMN = 7
+# More test sets than this are shown in lines.
+_MOST_TESTS = 6
 
 
-def score_table(rows: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Table:
-    """Return the scores of systems on datasets in points (x 100), the best system of each dataset in bold.
+@dataclass(frozen=True)
+class Cell:
+    """A text and how it looks; the mark follows it."""
 
-    Systems stand in lines as papers print them, unless there are so many datasets that a terminal would cut
-    them off; then datasets stand in lines.
+    text: str
+    bold: bool = False
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; numeric ones are aligned to the right."""
+
+    head: str
+    cells: tuple[Cell, ...]
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table whose first `keys` columns say what a line is about."""
+
+    title: str
+    columns: tuple[Column, ...]
+    keys: int
+
+    @property
+    def lines(self) -> list[tuple[Cell, ...]]:
+        """The cells line by line."""
+        return list(zip(*(column.cells for column in self.columns), strict=True))
+
+
+def words(head: str, texts: Sequence[str]) -> Column:
+    """Return a column of plain text."""
+    return Column(head, tuple(map(Cell, texts)), numeric=False)
+
+
+def numbers(head: str, texts: Sequence[str]) -> Column:
+    """Return a column of formatted numbers."""
+    return Column(head, tuple(map(Cell, texts)))
+
+
+def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Table:
+    """Return the scores of systems in points (x 100), the best system of each test set in bold.
+
+    Test sets are in columns, as in papers, or in lines if there are many of them.
 
     Args:
-        rows: System -> dataset -> scores. Every system must have the same datasets.
-        measure: Which of the measures to show; `measure_table` shows all of one system.
+        systems: System -> test set -> scores. Every system must have the same test sets.
+        measure: Which measure to show; `measure_table` shows all measures of one system.
     """
-    names = list(next(iter(rows.values())))
-    points = {system: [100 * scores[name].mean(measure) for name in names] for system, scores in rows.items()}
-    if len(names) > 1:
-        names = ["average", *names]
-        points = {system: [fmean(values), *values] for system, values in points.items()}
-    best = [max(column) for column in zip(*points.values(), strict=True)]
-    cells = {
-        system: [_cell(value, len(rows) > 1 and value == top) for value, top in zip(values, best, strict=True)]
-        for system, values in points.items()
-    }
-    if len(names) <= WIDEST:
-        return _table(names, cells)
-    by_dataset = {name: [cells[system][i] for system in cells] for i, name in enumerate(names)}
-    return _table(list(cells), by_dataset)
+    scores = {system: _with_average({n: e.mean(measure) for n, e in own.items()}) for system, own in systems.items()}
+    tests = list(next(iter(scores.values())))
+    best = {test: max(own[test] for own in scores.values()) if len(scores) > 1 else None for test in tests}
+    across = len(tests) <= _MOST_TESTS
+    columns, lines = (tests, list(scores)) if across else (list(scores), tests)
+    table = Table()
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(Text(column), justify="right")
+    for line in lines:
+        pairs = [(line, column) if across else (column, line) for column in columns]
+        cells = [(scores[system][test], best[test]) for system, test in pairs]
+        table.add_row(Text(line), *(Text(f"{100 * v:.1f}", "bold" if v == top else "") for v, top in cells))
+    return table
 
 
 def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the scores of one system in points (x 100), datasets in lines and measures in columns, the mean first.
+    """Return the scores of one system in points (x 100), test sets in lines and measures in columns.
 
     Args:
-        scores: Dataset -> measure -> score. Measures that some datasets lack are left out.
+        scores: Test set -> measure -> score. Measures that some test sets lack are left out.
     """
-    lines = list(scores.items())
-    measures = [measure for measure in lines[0][1] if all(measure in values for _, values in lines)]
-    if len(lines) > 1:
-        means = {measure: fmean(values[measure] for _, values in lines) for measure in measures}
-        lines = [("average", means), *lines]
+    measures = [name for name in next(iter(scores.values())) if all(name in own for own in scores.values())]
+    by_measure = [_with_average({test: own[name] for test, own in scores.items()}) for name in measures]
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold")
     for _ in measures:
         table.add_column(justify="right", no_wrap=True)
     table.add_row("", *measures, style="dim")
-    for name, values in lines:
-        table.add_row(Text(name), *(f"{100 * values[measure]:.1f}" for measure in measures))
+    for test in by_measure[0]:
+        table.add_row(Text(test), *(f"{100 * own[test]:.1f}" for own in by_measure))
     return table
 
 
-def _cell(value: float, best: bool) -> str:
-    return f"[bold]{value:.1f}[/bold]" if best else f"{value:.1f}"
+def _with_average(scores: Mapping[str, float]) -> dict[str, float]:
+    return {"average": fmean(scores.values()), **scores} if len(scores) > 1 else dict(scores)
 
 
-def _table(columns: Sequence[str], lines: Mapping[str, Sequence[str]]) -> Table:
-    table = Table()
-    table.add_column("", no_wrap=True)
+class Screen:
+    """Tables and notes for a terminal of any width.
+
+    A table that is too wide is transposed; if it is still too wide, it is split between columns.
+    """
+
+    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str]) -> None:
+        self._sheets = sheets
+        self._notes = notes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for sheet in self._sheets:
+            yield Text(printable(sheet.title), style="bold")
+            for table in _fitting(sheet, console, options):
+                yield table
+                yield ""
+        for note in self._notes:
+            yield Text(printable(note), style="dim")
+
+
+def _fitting(sheet: Sheet, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+    endless = options.update(max_width=sys.maxsize)
+
+    def fits(columns: Sequence[Column]) -> bool:
+        return Measurement.get(console, endless, _rich_table(columns)).maximum <= options.max_width
+
+    keys, rest = sheet.columns[: sheet.keys], sheet.columns[sheet.keys :]
+    if fits(sheet.columns):
+        yield _rich_table(sheet.columns)
+    elif fits(transposed := _transposed(sheet)):
+        yield _rich_table(transposed)
+    else:
+        block: tuple[Column, ...] = ()
+        for column in rest:
+            if block and not fits((*keys, *block, column)):
+                yield _rich_table((*keys, *block))
+                block = ()
+            block = (*block, column)
+        yield _rich_table((*keys, *block))
+
+
+def _rich_table(columns: Sequence[Column]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(escape(column), justify="right")
-    for name, cells in lines.items():
-        table.add_row(escape(name), *cells)
+        table.add_column(Text(printable(column.head)), justify="right" if column.numeric else "left", overflow="fold")
+    for line in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*(Text(printable(cell.text) + cell.mark, style="bold" if cell.bold else "") for cell in line))
     return table
+
+
+def _transposed(sheet: Sheet) -> list[Column]:
+    keys, rest = sheet.columns[: sheet.keys], sheet.columns[sheet.keys :]
+    heads = [" ".join(cell.text for cell in cells) for cells in zip(*(key.cells for key in keys), strict=True)]
+    lines = zip(*(column.cells for column in rest), strict=True)
+    first = words("", [column.head for column in rest])
+    return [first, *(Column(head, line) for head, line in zip(heads, lines, strict=True))]
+
+
+def markdown_table(sheet: Sheet) -> str:
+    """Return a table as GitHub Markdown below its title."""
+    heads = [markdown_text(column.head) for column in sheet.columns]
+    rules = ["---:" if column.numeric else ":---" for column in sheet.columns]
+    lines = [[_styled(markdown_text, "**{}**", cell) for cell in line] for line in sheet.lines]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rules, *lines))
+    return f"**{markdown_text(sheet.title)}**\n\n{table}"
+
+
+def html_table(sheet: Sheet) -> str:
+    """Return a table as HTML with its title as caption."""
+    heads = "".join(f'<th scope="col">{html.escape(column.head)}</th>' for column in sheet.columns)
+    kinds = [' class="number"' if column.numeric else "" for column in sheet.columns]
+    lines = [
+        "".join(
+            f"<td{kind}>{_styled(html.escape, '<b>{}</b>', cell)}</td>" for kind, cell in zip(kinds, line, strict=True)
+        )
+        for line in sheet.lines
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    caption = f"<caption>{html.escape(sheet.title)}</caption>"
+    return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def latex_table(sheet: Sheet) -> str:
+    """Return a table for `booktabs` with its title as caption."""
+    environment = "table" if len(sheet.columns) <= _ONE_COLUMN else "table*"
+    lines = [[_latex(column.head) for column in sheet.columns]]
+    lines += [[_styled(_latex, "\\textbf{{{}}}", cell) for cell in line] for line in sheet.lines]
+    head, *body = (" & ".join(cells) + r" \\" for cells in lines)
+    layout = "".join("r" if column.numeric else "l" for column in sheet.columns)
+    return "\n".join(
+        [
+            f"\\begin{{{environment}}}[t]",
+            "\\centering",
+            f"\\begin{{tabular}}{{{layout}}}",
+            *("\\toprule", head, "\\midrule", *body, "\\bottomrule"),
+            "\\end{tabular}",
+            f"\\caption{{{_latex(sheet.title)}}}",
+            f"\\end{{{environment}}}",
+        ]
+    )
+
+
+def printable(text: str) -> str:
+    """Return a text on one line without control characters, which a terminal would obey."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def _styled(escape: Callable[[str], str], bold: str, cell: Cell) -> str:
+    text = escape(cell.text)
+    return (bold.format(text) if cell.bold else text) + escape(cell.mark)
+
+
+def markdown_text(text: str) -> str:
+    """Return a text with nothing in it that Markdown would interpret."""
+    return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", html.escape(printable(text), quote=False))
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX_SPECIALS.get(character, character) for character in printable(text))

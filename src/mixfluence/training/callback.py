@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
-from mixfluence.run_folder import read_trace
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later
 from mixfluence.training.sampler import Draw
 from mixfluence.training.streams import StreamState

@@ -26,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from mixfluence.data.mixture import Mixture
 from mixfluence.errors import DataError
 from mixfluence.files import sync, write_text
-from mixfluence.run_folder import MANIFEST_FILE
+from mixfluence.runs import MANIFEST_FILE
 from mixfluence.strategies import Strategy
 from mixfluence.training.sampler import data_seed
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.display import duration, largest, mixture_table, percent
-from mixfluence.run_folder import STAGES_FOLDER
+from mixfluence.runs import STAGES_FOLDER
 
 PLAIN_LINES = 10
 PLAIN_DATASETS = 3

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mixfluence.report.comparison import Comparison, compare
-from mixfluence.report.formats import to_csv, to_json, to_latex, to_markdown
-from mixfluence.report.screen import Screen
-from mixfluence.report.sheets import make_notes, make_sheets
-from tests.report.test_comparison import made_run
+from mixfluence.report.compare import Comparison, compare
+from mixfluence.report.summary import make_notes, make_sheets, to_csv, to_json, to_latex, to_markdown, to_terminal
+from mixfluence.report.tables import html_table
+from tests.report.test_compare import made_run, untrained
 
 NAMES = ["<script>alert(1)</script>", r"a_b & 50% $x$ #1 {~^\}", "[red]x[/red]", "p|q*r`s", "average", 'say "x", y']
 CONTROL = "esc\x1b[31m\nline"
@@ -44,7 +43,7 @@ def hostile(names: Sequence[str] = NAMES, runs: Sequence[str] = ("[bold]up_1", "
 
 def shown(comparison: Comparison, width: int) -> str:
     text = StringIO()
-    Console(file=text, width=width, color_system=None).print(Screen.of(comparison))
+    Console(file=text, width=width, color_system=None).print(to_terminal(comparison))
     return text.getvalue()
 
 
@@ -53,29 +52,31 @@ def test_csv_parses_back() -> None:
     lines = list(csv.DictReader(StringIO(to_csv(found))))
     header = next(csv.reader(StringIO(to_csv(found))))
     assert len(set(header)) == len(header)
-    assert [line["run"] for line in lines] == [row.name for row in found.rows]
+    assert [line["run"] for line in lines] == [group.label for group in found.groups]
     assert [line["tested"] for line in lines] == ["first", "second", ""]
     assert found.contrast is not None
-    for line, row in zip(lines, found.rows, strict=True):
-        assert float(line["average"]) == row.average.mean
+    for line, group in zip(lines, found.groups, strict=True):
+        average = found.average(group)
+        assert average is not None
+        assert float(line["average"]) == average.mean
         assert line["sd of average"] == ""
-        assert float(line["hours in all"]) == row.total_hours
+        assert float(line["hours of total"]) == found.cost(group)
         for name in NAMES:
-            assert float(line[f"test {name}"]) == row.scores[name].mean
+            assert float(line[f"test {name}"]) == group.scores()[name].mean
     assert float(lines[0]["p of average"]) == found.contrast.average.p
     assert [float(lines[1][f"p of test {name}"]) for name in NAMES] == [
-        outcome.corrected for outcome in found.contrast.tests.values()
+        result.p_holm for result in found.contrast.tests.values()
     ]
 
 
 def test_json_parses_back() -> None:
     found = hostile()
     facts: dict[str, Any] = json.loads(to_json(found), parse_constant=pytest.fail)
-    assert [row["name"] for row in facts["rows"]] == [row.name for row in found.rows]
+    assert [row["name"] for row in facts["rows"]] == [group.label for group in found.groups]
     assert list(facts["rows"][0]["tests"]) == NAMES
-    assert facts["rows"][0]["average"] == {"mean": found.rows[0].average.mean, "sd": None, "by_seed": [
-        found.rows[0].average.mean
-    ]}  # fmt: skip
+    average = found.average(found.groups[0])
+    assert average is not None
+    assert facts["rows"][0]["average"] == {"mean": average.mean, "sd": None, "by_seed": [average.mean]}
     assert facts["rows"][1]["cost"]["relative_to_static"] == pytest.approx(2)
     assert (facts["contrast"]["first"], facts["contrast"]["second"]) == ("[bold]up_1", "down&2")
     assert facts["contrast"]["tests"]["average"]["significant"] is True
@@ -205,9 +206,7 @@ def test_a_table_too_wide_either_way_is_cut_between_columns() -> None:
 
 def test_control_codes_of_names_reach_no_output() -> None:
     found = hostile([CONTROL, "other"], (f"a{CONTROL}", "b", "c"))
-    assert any(
-        CONTROL in note for note in compare([made_run("a"), made_run("b", model={"name": CONTROL})]).differences
-    )
+    assert any(CONTROL in note for note in compare([made_run("a"), made_run("b", model={"name": CONTROL})]).notes)
     for text in (shown(found, 200), to_markdown(found), to_latex(found)):
         assert "\x1b" not in text
         assert "esc\ufffd[31m\ufffdline" in text.replace("{[}", "[").replace("\\[", "[")
@@ -224,7 +223,7 @@ def test_notes_say_what_a_table_leaves_out() -> None:
     assert "train, 5 sets: dataset-0, dataset-1, dataset-2, dataset-3, dataset-4." in notes
     assert "Holm's correction over the 2 test sets" in notes
     assert "not for other seeds" in notes
-    assert "Of several static rows, costs are relative to a." in notes
+    assert "Cost is relative to a, the first of several static rows." in notes
     assert "Not equal: training.steps differs: 10 in a; 9 in c." in notes
     assert "Holm" not in "".join(make_notes(compare([made_run("a", {"x": HIGH}), made_run("b", {"x": LOW})])))
 
@@ -239,3 +238,23 @@ def test_costs_have_a_unit_in_which_they_can_be_read(seconds: float, gpus: int, 
     assert list(amounts) == ["sampler", "init", "training", "probing", "total", "× static"]
     expected = {"GPU-hours": "8.00", "minutes": "10.00", "seconds": "9.00"}
     assert (amounts["training"], amounts["× static"]) == (expected[unit], "1.00")
+
+
+def test_html_shows_names_as_text() -> None:
+    text = "".join(html_table(sheet) for sheet in make_sheets(hostile(), for_print=False))
+    assert "<script" not in text
+    assert html.escape(NAMES[0]) in text
+    assert text.count("<table>") == text.count("</table>") == 3
+    assert "<b>72.5</b>*" in text
+
+
+def test_a_model_that_was_only_tested_has_no_cost_in_any_format() -> None:
+    found = compare([made_run("trained"), untrained("lexical")])
+    *_, cost = make_sheets(found, for_print=False)
+    assert [cell.text for cell in cost.lines[1]][1:] == ["lexical", "-", "-", "-"]
+    assert [line["hours of total"] for line in csv.DictReader(StringIO(to_csv(found)))] == ["0.5", ""]
+    assert json.loads(to_json(found))["rows"][1]["cost"] == {"total": None, "relative_to_static": None}
+    only = compare([untrained("lexical")])
+    assert len(make_sheets(only, for_print=True)) == 1
+    assert "BM25" in to_markdown(only)
+    assert "BM25" in to_latex(only)

@@ -1,16 +1,17 @@
-"""Runs side by side.
+"""Comparisons of runs.
 
-- Seeds of one recipe share a row with mean and spread; a copy of a run does not.
-- A copy of a run does not differ from it, and a difference in every query does.
-- Runs that were not judged on the same, or not at all, are refused by name; a difference in budget is told.
-- Costs are counted by part, and relative to static.
+- Seeds of one recipe form a group with mean and spread; a copy of a run does not join it.
+- A copy of a run does not differ from it; a difference in every query is significant.
+- Runs with different test sets, or without any, are refused by name; differences in budget are noted.
+- Cost is counted by part and relative to static; a model that was only tested has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from scipy import stats
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import MEASURES, Evaluation
 from mixfluence.recipe import Recipe
-from mixfluence.report.comparison import compare
-from mixfluence.report.folders import RunFolder
+from mixfluence.report.compare import compare, overview
+from mixfluence.runs import Run
 
 Scores = Mapping[str, Sequence[float]]
 SCORES = {"big": [0.1, 0.5, 0.3, 0.9], "small": [0.2, 0.8]}
@@ -36,7 +37,7 @@ def made_run(
     seconds: Mapping[str, float] | None = None,
     gpus: int = 0,
     **changes: Any,
-) -> RunFolder:
+) -> Run:
     """A finished run in memory, with a score per query of each test set."""
     pool = {dataset: {"format": "pairs", "path": dataset} for dataset in ("msmarco", "nq")}
     recipe = {
@@ -55,17 +56,19 @@ def made_run(
         "datasets": {dataset: {"fingerprint": f"of {dataset}"} for dataset in pool},
         "seconds": spent,
         "gpu_hours": {part: gpus * value / 3600 for part, value in spent.items()},
+        "scores": {test: dict.fromkeys(MEASURES, fmean(values)) for test, values in scores.items()},
+        "kind": "run",
     }
     evaluations = {
         test: Evaluation(test, {f"q{i}": dict.fromkeys(MEASURES, value) for i, value in enumerate(values)})
         for test, values in scores.items()
     }
     parsed = Recipe.model_validate(recipe | changes, context={"files_may_be_missing": True})
-    return RunFolder(Path(f"runs/{name}"), parsed, record, [], evaluations, {}, {})
+    return Run(Path(f"runs/{name}"), parsed, record, scores=evaluations)
 
 
-def with_record(run: RunFolder, **facts: Any) -> RunFolder:
-    return RunFolder(run.path, run.recipe, run.record | facts, [], run.scores, {}, {})
+def with_record(run: Run, **facts: Any) -> Run:
+    return replace(run, record=run.record | facts)
 
 
 def shifted(by: float, *, noise: float = 0.0) -> Scores:
@@ -76,12 +79,12 @@ def shifted(by: float, *, noise: float = 0.0) -> Scores:
 def test_a_copy_of_a_run_does_not_differ_from_it() -> None:
     for test in ("t", "randomisation"):
         found = compare([made_run("one"), made_run("copy")], test=test, bootstrap=True)
-        assert [row.names for row in found.rows] == [("one",), ("copy",)]
+        assert [group.labels for group in found.groups] == [("one",), ("copy",)]
         assert found.contrast is not None
-        outcomes = [found.contrast.average, *found.contrast.tests.values()]
-        assert [(o.difference, o.p, o.corrected, o.interval) for o in outcomes] == [(0.0, 1.0, 1.0, (0.0, 0.0))] * 3
-        assert not any(outcome.significant for outcome in outcomes)
-        assert found.differences == ()
+        results = [found.contrast.average, *found.contrast.tests.values()]
+        assert [(o.difference, o.p, o.p_holm, o.interval) for o in results] == [(0.0, 1.0, 1.0, (0.0, 0.0))] * 3
+        assert not any(result.significant for result in results)
+        assert found.notes == ()
 
 
 def test_seeds_of_a_recipe_share_a_row() -> None:
@@ -91,14 +94,17 @@ def test_seeds_of_a_recipe_share_a_row() -> None:
         made_run("a-1", shifted(0.1), seed=1),
         made_run("a-2", shifted(0.05), seed=2),
     ]
-    row, other = compare(runs).rows
-    assert (row.names, row.seeds, other.names) == (("a-0", "a-1", "a-2"), (0, 1, 2), ("b-0",))
+    found = compare(runs)
+    row, other = found.groups
+    average = found.average(row)
+    assert average is not None
+    assert (row.labels, row.seeds, other.labels) == (("a-0", "a-1", "a-2"), (0, 1, 2), ("b-0",))
     averages = [100 * (0.45 + 0.5) / 2 + shift for shift in (0, 10, 5)]
-    assert row.average.values == pytest.approx(averages)
-    assert row.average.mean == pytest.approx(averages[0] + 5)
-    assert row.average.spread == pytest.approx(stdev(averages))
-    assert row.scores["small"].mean == pytest.approx(55)
-    assert other.average.spread is None
+    assert average.values == pytest.approx(averages)
+    assert average.mean == pytest.approx(averages[0] + 5)
+    assert average.spread == pytest.approx(stdev(averages))
+    assert row.scores()["small"].mean == pytest.approx(55)
+    assert other.scores()["small"].spread is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_seeds_of_a_recipe_share_a_row() -> None:
     ],
 )
 def test_other_recipes_and_repeated_seeds_get_rows_of_their_own(change: dict[str, Any]) -> None:
-    assert len(compare([made_run("a"), made_run("b", **{"seed": 1, **change})]).rows) == 2
+    assert len(compare([made_run("a"), made_run("b", **{"seed": 1, **change})]).groups) == 2
 
 
 def test_several_seeds_are_tested_by_their_mean_query_by_query() -> None:
@@ -136,9 +142,9 @@ def test_every_test_set_counts_alike_and_holm_corrects_over_them() -> None:
     assert (big.queries, small.queries, tested.average.queries) == (4, 2, 6)
     assert tested.average.difference == pytest.approx((11.5 + 7.5) / 2)
     assert big.p < small.p
-    assert big.corrected == pytest.approx(2 * big.p)
-    assert small.corrected == pytest.approx(max(small.p, 2 * big.p))
-    assert tested.average.corrected == tested.average.p
+    assert big.p_holm == pytest.approx(2 * big.p)
+    assert small.p_holm == pytest.approx(max(small.p, 2 * big.p))
+    assert tested.average.p_holm == tested.average.p
     assert big.significant
     assert not small.significant
 
@@ -159,31 +165,31 @@ def test_the_two_best_are_tested_unless_the_user_names_others() -> None:
     assert tested(("best-1", "low")) == (1, 0)
     # A name counts before a position.
     assert tested(("1", "2")) == (0, 3)
-    with pytest.raises(RecipeError, match=r"no row is called 'worst'; the rows are 1 low, 2 best, 3 good, 4 2"):
+    with pytest.raises(RecipeError, match=r"'worst'.* 1 low, 2 best, 3 good, 4 2"):
         tested(("worst", "1"))
-    with pytest.raises(RecipeError, match=r"best best-1: both are row 2, expected two rows"):
+    with pytest.raises(RecipeError, match=r"best best-1: both are row 2"):
         tested(("best", "best-1"))
     assert compare(runs[:1]).contrast is None
 
 
 def test_what_cannot_be_compared_is_refused_by_name() -> None:
     one = made_run("one")
-    with pytest.raises(DataError, match=r"^stopped: the run has not finished"):
-        compare([one, RunFolder(Path("stopped"), one.recipe, {}, [], {}, {}, {})])
-    with pytest.raises(DataError, match=r"^untested: the run was tested on nothing"):
+    with pytest.raises(DataError, match=r"^stopped: "):
+        compare([one, Run(Path("stopped"), one.recipe)])
+    with pytest.raises(DataError, match=r"^untested: the run has no test results"):
         compare([made_run("untested", {})])
     fewer = made_run("fewer", {"big": SCORES["big"]})
     expected = r"one and fewer cannot be compared: one was tested on small, fewer was not"
     with pytest.raises(DataError, match=expected):
         compare([one, fewer])
-    with pytest.raises(DataError, match=r"fewer and one cannot be compared: one was tested on small, fewer was not"):
+    with pytest.raises(DataError, match=r"fewer and one .* small"):
         compare([fewer, one])
     tests = one.record["tests"] | {"small": {"queries": 2, "fingerprint": "other"}}
-    with pytest.raises(DataError, match=r"one and other cannot be compared: their test sets small do not have"):
+    with pytest.raises(DataError, match=r"one and other .* small"):
         compare([one, with_record(made_run("other"), tests=tests)])
     cut = made_run("cut")
     cut.scores["big"] = Evaluation("big", dict(list(cut.scores["big"].per_query.items())[:-1]))
-    with pytest.raises(DataError, match=r"one and cut cannot be compared: their scores of big are of other queries"):
+    with pytest.raises(DataError, match=r"one and cut .* big"):
         compare([one, cut])
 
 
@@ -200,14 +206,14 @@ def test_differences_in_budget_and_data_are_told() -> None:
     other = made_run("other", strategy="cooldown", training={"steps": 20, "batch_size": 4}, gpus=2)
     third = made_run("third", strategy="cooldown", selection={"every": 5}, model={"name": "[big]"})
     third = with_record(third, datasets={"nq": {"fingerprint": "changed"}})
-    assert set(compare([one, other, third]).differences) == {
+    assert set(compare([one, other, third]).notes) == {
         "training.steps differs: 10 in one, third; 20 in other",
         "number of GPUs differs: 0 in one, third; 2 in other",
         "model.name differs: minilm in one, other; [big] in third",
         "selection.every differs: none in one, other; 5 in third",
         "selection.dev differs: none in one, other; shared in third",
         "selection.corpus differs: none in one, other; 20000 in third",
-        "training rows of nq are not the same in one and third",
+        "training rows of nq differ between one and third",
     }
 
 
@@ -215,17 +221,17 @@ def test_costs_are_counted_by_part_and_relative_to_static() -> None:
     spent = {"train": 3600.0, "probe": 360.0, "cluster": 36.0, "stage a": 3600.0, "stage b": 1800.0, "tokenise": 50.0}
     static = [made_run("s0", gpus=2), made_run("s1", gpus=2, seed=1, seconds={"train": 5400.0})]
     found = compare([made_run("dear", strategy="doge", gpus=2, seconds=spent), *static])
-    dear, cheap = found.rows
+    dear, cheap = found.groups
     assert found.on_gpu
-    assert dear.hours == pytest.approx({"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02})
-    assert cheap.hours == pytest.approx({"training": 2, "probing": 0, "stages": 0, "clustering": 0})
+    assert dear.hours(on_gpu=True) == pytest.approx({"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02})
+    assert cheap.hours(on_gpu=True) == pytest.approx({"training": 2, "probing": 0, "stages": 0, "clustering": 0})
     assert found.relative_cost(dear) == pytest.approx(5.22 / 2)
     assert found.relative_cost(cheap) == 1
     # If one run had no GPU, all are told in plain hours.
     mixed = compare([made_run("dear", strategy="doge", gpus=2, seconds=spent), made_run("cpu", strategy="cooldown")])
     assert not mixed.on_gpu
-    assert mixed.rows[0].total_hours == pytest.approx(2.61)
-    assert mixed.relative_cost(mixed.rows[0]) is None
+    assert mixed.cost(mixed.groups[0]) == pytest.approx(2.61)
+    assert mixed.relative_cost(mixed.groups[0]) is None
 
 
 @pytest.mark.parametrize("train", [0.0, 5e-324])
@@ -233,5 +239,33 @@ def test_costs_are_not_relative_to_a_run_that_cost_nothing(train: float) -> None
     free, static = made_run("free", seconds={"train": train}), made_run("b", training={"steps": 20, "batch_size": 4})
     assert compare([free]).static is None
     found = compare([free, static])
-    assert found.static is found.rows[1]
-    assert found.relative_cost(found.rows[0]) == pytest.approx(0.0)
+    assert found.static is found.groups[1]
+    assert found.relative_cost(found.groups[0]) == pytest.approx(0.0)
+
+
+def untrained(name: str, reference: str = "bm25") -> Run:
+    """A model that was only tested, by version 0.1.0: its record has scores and nothing else."""
+    run = made_run(name, shifted(-0.05))
+    return replace(run, record={"kind": "test", "reference": reference, "scores": run.record["scores"]})
+
+
+def test_a_model_that_was_only_tested_is_a_row_without_cost() -> None:
+    found = compare([untrained("lexical"), made_run("trained"), made_run("other", seed=1)])
+    assert [group.labels for group in found.groups] == [("lexical",), ("trained", "other")]
+    assert found.cost(found.groups[0]) is None
+    assert found.relative_cost(found.groups[0]) is None
+    assert found.relative_cost(found.groups[1]) == 1
+    assert found.contrast is not None
+    assert found.contrast.average.difference == pytest.approx(5)
+    assert found.notes == ()
+
+
+def test_an_overview_takes_any_runs_and_notes_what_differs() -> None:
+    one, fewer = made_run("one"), made_run("fewer", {"big": SCORES["big"]})
+    changed = with_record(made_run("changed", seed=1), tests={"small": {"fingerprint": "other"}})
+    found = overview([one, fewer, changed, Run(Path("stopped"), one.recipe)])
+    assert [group.labels for group in found.groups] == [("one", "changed"), ("fewer",), ("stopped",)]
+    assert (found.tests, found.averaged) == (("big", "small"), ("big",))
+    assert [found.average(group) is None for group in found.groups] == [False, False, True]
+    assert any("averages are over big" in note for note in found.notes)
+    assert any("small differ between runs" in note for note in found.notes)

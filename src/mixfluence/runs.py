@@ -1,0 +1,340 @@
+"""Run folders: names of their files, one writer, one reader, and groups of runs that differ only in their seed.
+
+Recipes, strategies and training import file names and `read_trace` from here, so this module imports them inside
+functions only.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean, stdev
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.files import write_text
+
+if TYPE_CHECKING:
+    from mixfluence.evaluation.dev_queries import DevQuery
+    from mixfluence.evaluation.results import Evaluation
+    from mixfluence.recipe import Recipe
+
+RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
+TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
+MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
+DEV_FOLDER = "dev"
+# Written last: a checkpoint without it is incomplete.
+MANIFEST_FILE = "manifest.json"
+
+MEASURE = "ndcg@10"
+PARTS = ("training", "probing", "stages", "clustering")
+_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering"}
+# Version 0.1.0 wrote format 1, which has neither "format" nor "kind".
+FORMAT = 2
+Kind = Literal["run", "stage", "test"]
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "run": ("versions", "device", "datasets", "tests", "selected_step", "seconds", "gpu_hours", "scores"),
+    "stage": ("steps", "probing", "seconds"),
+    "test": ("scores",),
+}
+_PACKAGES = ("mixfluence", "sentence-transformers", "transformers", "accelerate", "datasets", "torch", "numpy")
+
+TraceLine = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Contents of a run folder, finished or not.
+
+    Attributes:
+        path: The folder.
+        recipe: The recipe with every default filled in.
+        record: Versions, cost and scores; empty if the run has not finished.
+        trace: Lines of the trace, in order; see `MixtureCallback`.
+        scores: Per-query scores of each test set; empty if the run has not finished.
+        weights: Final probability of each dataset; empty if the run has not finished.
+        stages: Traces of the earlier stages, for a method of several.
+        dev: Queries of each dev set with their ranks, in the order of the recipe.
+    """
+
+    path: Path
+    recipe: Recipe
+    record: dict[str, Any] = field(default_factory=dict)
+    trace: list[TraceLine] = field(default_factory=list)
+    scores: dict[str, Evaluation] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, list[TraceLine]] = field(default_factory=dict)
+    dev: dict[str, list[DevQuery]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its record has been written."""
+        return bool(self.record)
+
+    @property
+    def untrained(self) -> str | None:
+        """Name of a model that was only tested, such as "zero-shot" or "bm25"; None for a training run."""
+        return self.record["reference"] if self.record.get("kind") == "test" else None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a finished run used a GPU."""
+        return any(self.record.get("gpu_hours", {}).values())
+
+    def hours(self, on_gpu: bool) -> dict[str, float]:
+        """Return GPU-hours, or wall-clock hours, by part (those of `PARTS`); empty if nothing was trained.
+
+        Reading data, tokenizing and testing cost the same for every sampler and are left out.
+        """
+        if self.untrained or not self.finished:
+            return {}
+        scale = 1.0 if on_gpu else 1 / 3600
+        hours = dict.fromkeys(PARTS, 0.0)
+        for part, spent in self.record["gpu_hours" if on_gpu else "seconds"].items():
+            if name := "stages" if part.startswith("stage ") else _PART_OF.get(part):
+                hours[name] += spent * scale
+        return hours
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measure in points (x 100), one value per seed."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; None for a single seed."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose recipes are equal but for name, seed and output.
+
+    Attributes:
+        labels: Short unique name of each run.
+        runs: The runs, at least one. An unfinished run is a group of its own.
+    """
+
+    labels: tuple[str, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        """Name of the first run, which stands for the group."""
+        return self.labels[0]
+
+    @property
+    def recipe(self) -> Recipe:
+        """Recipe of the first run."""
+        return self.runs[0].recipe
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds in the order of the runs."""
+        return tuple(run.recipe.seed for run in self.runs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its runs have finished."""
+        return self.runs[0].finished
+
+    def scores(self, measure: str = MEASURE) -> dict[str, Score]:
+        """Return the scores by test set, of the sets that all its runs were tested on."""
+        tables = [run.record.get("scores", {}) for run in self.runs]
+        shared = [test for test in tables[0] if all(test in table for table in tables)]
+        return {test: Score(tuple(100 * table[test][measure] for table in tables)) for test in shared}
+
+    def average(self, tests: Sequence[str], measure: str = MEASURE) -> Score | None:
+        """Return the unweighted mean over test sets, by seed; None if one of them is missing or there is none."""
+        scores = self.scores(measure)
+        if not tests or not set(tests) <= scores.keys():
+            return None
+        return Score(tuple(map(fmean, zip(*(scores[test].values for test in tests), strict=True))))
+
+    def hours(self, on_gpu: bool) -> dict[str, float]:
+        """Return the mean over runs of `Run.hours`."""
+        parts = [run.hours(on_gpu) for run in self.runs]
+        return {part: fmean(hours[part] for hours in parts) for part in PARTS} if all(parts) else {}
+
+
+class Stopwatch:
+    """Adds up seconds by part: `with watch("train"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the duration of a block to a part."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect results."""
+    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
+
+
+def group_by_seed(runs: Sequence[Run]) -> list[Group]:
+    """Group runs that differ only in their seed, in the order of their first run.
+
+    A seed that occurs twice, as in a copy of a run, is not further evidence and starts another group.
+    """
+    members: dict[tuple[str, int], list[tuple[str, Run]]] = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    for number, (label, run) in enumerate(zip(run_labels([run.path for run in runs]), runs, strict=True)):
+        same = run.recipe.model_dump(exclude={"name", "seed", "output"}) if run.finished else number
+        key = repr((run.untrained, same))
+        members.setdefault((key, seen[key, run.recipe.seed]), []).append((label, run))
+        seen[key, run.recipe.seed] += 1
+    return [Group(*zip(*group, strict=True)) for group in members.values()]
+
+
+def run_labels(paths: Sequence[Path]) -> list[str]:
+    """Return the last part of each path, or whole paths if two of those are equal."""
+    names = [path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def read_run_recipe(path: Path) -> Recipe:
+    """Read the recipe of a run folder; `read_run` reads everything.
+
+    Raises:
+        DataError: If it is not a run folder; the message lists runs inside it. Also if another version of mixfluence
+            wrote a recipe that this one cannot read.
+        RecipeError: If the recipe is wrong.
+    """
+    from mixfluence.recipe_yaml import load_recipe
+
+    if not (path / RECIPE_FILE).is_file():
+        inside = sorted(file.parent for file in path.glob(f"*/{RECIPE_FILE}"))
+        hint = f"; it contains runs: {', '.join(map(str, inside[:3]))}{' ...' if inside[3:] else ''}"
+        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint if inside else ''}")
+    try:
+        return load_recipe(path / RECIPE_FILE, files_may_be_missing=True)
+    except RecipeError as error:
+        record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
+        writer = record.get("versions", {}).get("mixfluence", "")
+        if writer in ("", own := _version("mixfluence")):
+            raise
+        raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        DataError: If it is not a run folder, or one of its files is damaged.
+    """
+    from mixfluence.data.weights import read_weights
+    from mixfluence.evaluation.dev_queries import read_dev_queries
+    from mixfluence.evaluation.results import read_evaluation
+
+    recipe = read_run_recipe(path)
+    record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
+    tested = list(record.get("scores", {}))
+    scores = {found.dataset: found for found in map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))}
+    if missing := [name for name in tested if name not in scores]:
+        raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
+    dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
+    return Run(
+        path,
+        recipe,
+        record,
+        read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else [],
+        {name: scores[name] for name in tested},
+        read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {},
+        _read_stages(path / STAGES_FOLDER, list(record.get("stages", {}))),
+        {name: dev[name] for name in recipe.dev if name in dev},
+    )
+
+
+def read_trace(path: Path) -> list[TraceLine]:
+    """Return the lines of a trace, without a last line that was cut off by a crash.
+
+    The first line describes the datasets, all others have weights; see `MixtureCallback`.
+
+    Raises:
+        DataError: If the file is missing or a line of it is damaged.
+    """
+    trace: list[TraceLine] = []
+    for number, text in enumerate(_read_bytes(path).split(b"\n")[:-1], start=1):
+        required = ("step", "seconds", "weights") if trace else ("step", "seconds", "datasets")
+        if text:
+            trace.append(_parse(text, required, f"{path}: line {number} is not a line of a trace"))
+    return trace
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a run, of a stage or of a model that was only tested, with its "kind".
+
+    Raises:
+        DataError: If the file is missing or damaged, or a newer version of mixfluence wrote it.
+    """
+    record = _parse(_read_bytes(path), (), f"{path}: not a record")
+    if record.get("format", 1) > FORMAT:
+        writer = record.get("versions", {}).get("mixfluence", "unknown")
+        raise DataError(f"{path}: written by mixfluence {writer}, a newer version than {_version('mixfluence')}")
+    of_stage = path.parent.parent.name == STAGES_FOLDER
+    record.setdefault("kind", "test" if "reference" in record else "stage" if of_stage else "run")
+    _require(record, _REQUIRED.get(record["kind"], ()), f"{path}: not a record")
+    return record
+
+
+def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
+    """Write a record, the last file of a run, of a stage or of a test: what has one is finished."""
+    write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
+
+
+def _read_stages(folder: Path, order: list[str]) -> dict[str, list[TraceLine]]:
+    """Return the traces of stages in the order they ran; that of a finished run is in its record."""
+    traces = sorted(folder.glob(f"*/{TRACE_FILE}"), key=lambda path: path.stat().st_mtime)
+    found = {path.parent.name: path for path in traces}
+    return {name: read_trace(found[name]) for name in dict.fromkeys([*order, *found]) if name in found}
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _parse(text: bytes, required: Sequence[str], problem: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{problem} ({error})") from error
+    return _require(data, required, problem)
+
+
+def _require(data: Any, keys: Sequence[str], problem: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise DataError(f"{problem} (expected a mapping)")
+    if missing := [key for key in keys if key not in data]:
+        raise DataError(f"{problem} ({missing[0]!r} is missing)")
+    return data
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,134 @@
+"""Series say what the trace says.
+
+- Probabilities and drawn shares add up to 1, epochs to the rows that were drawn.
+- Long traces become short series, many datasets few lines; what was not measured is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixfluence.report.curves import (
+    FEWEST_POINTS,
+    MOST_DATASETS,
+    MOST_POINTS,
+    by_dataset,
+    dev_evals,
+    drawn_shares,
+    epochs,
+    final_weights,
+    influences,
+    sampling_states,
+    thin,
+    updates_of,
+)
+from mixfluence.runs import read_run
+from tests.test_methods import SETTINGS
+
+
+def trace_of(names: list[str], steps: int, **update: Any) -> list[dict[str, Any]]:
+    """A training whose k-th step draws dataset k modulo their number, with a line per step."""
+    weights = {name: 1 / len(names) for name in names}
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "seconds": 0.0, "datasets": {name: {"rows": 10, "batch_size": 4} for name in names}}
+    ]
+    for step in range(1, steps + 1):
+        lines.append({"step": step, "weights": weights, "trained": [step % len(names)], "rows": [4], "loss": step / 2})
+    if update:
+        lines.append({"step": steps, "weights": {name: float(name == names[0]) for name in names}, "update": update})
+    return lines
+
+
+def test_probabilities_start_at_step_0_and_end_with_the_last_line_of_a_step() -> None:
+    states = sampling_states(trace_of(["a", "b"], 4, influence={"a": 1.0, "b": 2.0}))
+    assert [line["step"] for line in states] == [0, 1, 2, 3, 4]
+    names, series = by_dataset([line["weights"] for line in states], ["a", "b"])
+    assert names == ["a", "b"]
+    assert series == {"a": [0.5, 0.5, 0.5, 0.5, 1.0], "b": [0.5, 0.5, 0.5, 0.5, 0.0]}
+
+
+def test_drawn_shares_count_rows_in_windows() -> None:
+    lines = trace_of(["a", "b"], 16)
+    lines[1]["rows"] = [12]
+    windows, shares = drawn_shares(lines)
+    assert windows == [8, 16]
+    # Eight batches per window, four of each dataset; one of b's has 12 rows instead of 4.
+    assert shares == [{"a": 0.4, "b": 0.6}, {"a": 0.5, "b": 0.5}]
+    assert epochs(lines) == {"a": 3.2, "b": 4.0}
+    assert epochs(lines[:1]) == {}
+
+
+def test_long_series_are_thinned_but_keep_both_ends() -> None:
+    found = thin(range(1000), 1)
+    assert (len(found), found[0], found[-1]) == (MOST_POINTS, 0, 999)
+    assert len(thin(range(1000), 10**6)) == FEWEST_POINTS
+    assert len(drawn_shares(trace_of(["a", "b"], 1000))[0]) <= 24
+
+
+def test_many_datasets_become_the_largest_and_the_rest() -> None:
+    names = [f"d{number}" for number in range(100)]
+    lines = [dict.fromkeys(names, 0.01), {name: (0.5 if name in ("d7", "d99") else 0.0) for name in names}]
+    shown, series = by_dataset(lines, names)
+    assert len(shown) == len(series) == MOST_DATASETS
+    assert shown[-1] == "77 others"
+    assert {"d7", "d99"} < set(shown)
+    for column in zip(*series.values(), strict=True):
+        assert sum(value or 0 for value in column) == pytest.approx(1)
+
+
+def test_influences_are_by_target_and_one_target_stands_for_all() -> None:
+    update = {"influence": {"a": None}, "on_targets": {"x": {"a": 1.0}, "y": {}}}
+    assert influences(trace_of(["a", "b"], 2, **update)) == {"all": [{"a": None}], "x": [{"a": 1.0}], "y": [{}]}
+    update["on_targets"].pop("y")
+    assert list(influences(trace_of(["a", "b"], 2, **update))) == ["all"]
+    assert influences(trace_of(["a", "b"], 2)) == {}
+
+
+@pytest.mark.slow
+def test_series_of_real_runs_add_up(runs: Path) -> None:
+    for name in [*SETTINGS, "replay", "killed"]:
+        run = read_run(runs / name)
+        for trace in (run.trace, *run.stages.values()):
+            datasets = list(trace[0]["datasets"])
+            states = [line["weights"] for line in sampling_states(trace)]
+            for lines in (states, drawn_shares(trace)[1]):
+                for column in zip(*by_dataset(lines, datasets)[1].values(), strict=True):
+                    assert sum(value or 0 for value in column) == pytest.approx(1, abs=1e-4)
+        if run.finished:
+            sizes = run.record["datasets"]
+            drawn = {dataset: value * sizes[dataset]["rows"] for dataset, value in epochs(run.trace).items()}
+            assert drawn == pytest.approx(run.record["rows_drawn"])
+        assert sum(final_weights(run).values()) == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_influences_of_real_runs_are_those_of_the_trace(runs: Path) -> None:
+    trace = read_run(runs / "inf-dds").trace
+    updates = [line for line in trace if "update" in line]
+    assert updates_of(trace) == updates
+    found = influences(trace)
+    assert list(found) == ["all", "big", "small"]
+    assert found["all"] == [line["update"]["influence"] for line in updates]
+    assert found["small"] == [line["update"]["on_targets"]["small"] for line in updates]
+    assert influences(read_run(runs / "aioli").trace)
+
+
+@pytest.mark.slow
+def test_dev_scores_of_checkpoints_survive_a_cut_off_checkpoint(runs: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(
+        runs / "static", tmp_path / "copy", ignore=shutil.ignore_patterns("model", "*.safetensors", "*.pt")
+    )
+    whole = dev_evals(read_run(copy))
+    assert [step for step, _ in whole["mean"]] == [8, 16, 24]
+    assert set(whole) == {"mean", "big", "small"}
+    (newest,) = (copy / "checkpoints").glob("checkpoint-24/trainer_state.json")
+    newest.write_text(newest.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    older = dev_evals(read_run(copy))
+    assert older["mean"] == whole["mean"][: len(older["mean"])] != whole["mean"]
+    shutil.rmtree(copy / "checkpoints")
+    assert dev_evals(read_run(copy)) == {}
+    assert [step for step, _ in dev_evals(read_run(runs / "killed"))["mean"]] == [8]
