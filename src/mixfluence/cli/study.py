@@ -10,7 +10,7 @@ import typer
 
 from mixfluence.cli.signals import StopSignals
 from mixfluence.cli.terminal import errors, output, prepare, print_line
-from mixfluence.errors import DataError, RecipeError
+from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,13 +140,9 @@ def _draw(found: Findings, folder: Path) -> None:
     from mixfluence.study.stability import trajectory_lines
 
     name = found.results.study.name
-    try:
-        from mixfluence.report.figures import write_figure
-        from mixfluence.study.figure import draw_trajectories
-    except DataError as error:
-        # Not worth failing for when the runs are done.
-        errors.print(f"no figure of the trajectories: {error}", style="dim", markup=False, highlight=False)
-        return
+    from mixfluence.report.figures import write_figure
+    from mixfluence.study.figure import draw_trajectories
+
     if lines := trajectory_lines(found.results.outcomes):
         with writing_to(folder):
             for path in write_figure(partial(draw_trajectories, lines), folder, name):
