@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mixfluence.report.comparison import PARTS
-from mixfluence.report.folders import RunFolder as Run
-from mixfluence.report.folders import read_run
-
 from mixfluence.data.source import SourceSection as Source
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.files import replacing, write_text
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.labels import pool_labels
-from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE
+from mixfluence.runs import (
+    EVAL_FOLDER,
+    PARTS,
+    RECIPE_FILE,
+    RECORD_FILE,
+    WEIGHTS_FILE,
+    Run,
+    read_record,
+    read_run,
+    write_record,
+)
 
 if TYPE_CHECKING:
     import numpy as np

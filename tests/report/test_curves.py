@@ -81,7 +81,7 @@ def test_many_datasets_become_the_largest_and_the_rest() -> None:
 
 
 def test_influences_are_by_target_and_one_target_stands_for_all() -> None:
-    update = {"influence": {"a": None}, "on_targets": {"x": {"a": 1.0}, "y": {}}}
+    update: dict[str, Any] = {"influence": {"a": None}, "on_targets": {"x": {"a": 1.0}, "y": {}}}
     assert influences(trace_of(["a", "b"], 2, **update)) == {"all": [{"a": None}], "x": [{"a": 1.0}], "y": [{}]}
     update["on_targets"].pop("y")
     assert list(influences(trace_of(["a", "b"], 2, **update))) == ["all"]

@@ -37,11 +37,11 @@ def test_every_chart_is_svg_and_pdf_in_a_width_that_fits(tmp_path: Path) -> None
 def test_text_is_text_whatever_it_holds(tmp_path: Path) -> None:
     path = shutil.copytree(OLD / "inf-dds", tmp_path / "_a $x_1$ & b")
     names = {"blue": "<script>alert(1)</script>", "red": "_$x$"}
-    for file in ("trace.jsonl", "weights.json"):
-        text = (path / file).read_text(encoding="utf-8")
+    for changed in (path / "trace.jsonl", path / "weights.json"):
+        text = changed.read_text(encoding="utf-8")
         for old, new in names.items():
             text = text.replace(f'"{old}"', f'"{new}"')
-        (path / file).write_text(text, encoding="utf-8")
+        changed.write_text(text, encoding="utf-8")
     charts = [chart for chart in all_charts([read_run(path)]) if chart.name.startswith(("sampling", "weights"))]
     assert len(write_charts(charts, tmp_path / "out")) == 4
     texts = set()

@@ -228,7 +228,8 @@ def _influence(trace: Sequence[TraceLine]) -> Figure:
             known = [(x, own.get(name), e.get(name)) for x, own, e in zip(steps, values, errors, strict=True)]
             band = [(x, v - 1.96 * e, v + 1.96 * e) for x, v, e in known if v is not None and e is not None]
             if band:
-                axes.fill_between(*zip(*band, strict=True), color=look(number)["color"], alpha=0.14, linewidth=0)
+                xs, low, high = zip(*band, strict=True)
+                axes.fill_between(xs, low, high, color=look(number)["color"], alpha=0.14, linewidth=0)
     _legend(figure, panels[0], shown)
     return figure
 
@@ -282,7 +283,7 @@ def _logged(trace: Sequence[TraceLine], key: str) -> list[tuple[int, float]]:
 def _cost_quality(points: Mapping[str, tuple[float, Score]], unit: str) -> Figure:
     figure = Figure(figsize=(ONE_COLUMN, 2.4 + 0.14 * -(-len(points) // 2)), layout="constrained")
     axes: Axes = figure.subplots()
-    drawn = [
+    drawn: list[Any] = [
         axes.errorbar(cost, score.mean, score.spread, fmt=look(number)["marker"], color=look(number)["color"])
         for number, (cost, score) in enumerate(points.values())
     ]
@@ -301,7 +302,7 @@ def _bars(parts: Mapping[str, Mapping[str, float]], unit: str) -> Figure:
     places, starts = range(len(names)), [0.0] * len(names)
     for number, (part, values) in enumerate(parts.items()):
         lengths = [values.get(name, 0.0) for name in names]
-        hatch = {"hatch": HATCHES[number % len(HATCHES)], "edgecolor": PAPER, "linewidth": 0}
+        hatch: dict[str, Any] = {"hatch": HATCHES[number % len(HATCHES)], "edgecolor": PAPER, "linewidth": 0}
         axes.barh(places, lengths, left=starts, color=COLOURS[number % len(COLOURS)], label=part, **hatch)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     for place, total in zip(places, starts, strict=True):
@@ -324,7 +325,11 @@ def _grid(rows: Mapping[str, Mapping[str, float]], darkest: float) -> Figure:
     for row, values in enumerate(rows.values()):
         for column, name in enumerate(names):
             if (value := values.get(name)) is not None:
-                shade = {"alpha": min(1.0, max(0.0, value / darkest)), "linewidth": 0, "color": COLOURS[0]}
+                shade: dict[str, Any] = {
+                    "alpha": min(1.0, max(0.0, value / darkest)),
+                    "linewidth": 0,
+                    "color": COLOURS[0],
+                }
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **shade))
                 axes.text(column, row, f"{value:.1f}", ha="center", va="center", size=6)
     axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(rows) - 0.5, -0.5))
