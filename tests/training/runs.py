@@ -101,7 +101,8 @@ def torchrun(program: str, *words: object, processes: int) -> None:
     """Run a module of the tests in several processes as a user would, and fail if one of them does."""
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv-backend=c10d"]
     command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", program, *map(str, words)]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=TIMEOUT)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=TIMEOUT)
 
 
 def start_processes(program: Callable[..., object], *words: object, processes: int = 2) -> None:
