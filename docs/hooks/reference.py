@@ -61,9 +61,12 @@ def walk(section: type[Section], place: str = "") -> Iterator[tuple[type[Section
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """Return the sections that a field may hold; a common base stands for its subclasses that have a name."""
+    """Return the sections that a field may hold, where a base stands for its subclasses."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        named = [cls for cls in _subclasses(annotation) if _word(cls)]
+        concrete = [cls for cls in _subclasses(annotation) if not inspect.isabstract(cls)]
+        if inspect.isabstract(annotation):
+            return concrete
+        named = [cls for cls in concrete if _word(cls)]
         return named if named and not _word(annotation) else [annotation]
     return [section for inner in get_args(annotation) for section in sections_in(inner)]
 
