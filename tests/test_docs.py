@@ -55,6 +55,9 @@ def test_every_recipe_key_and_sampler_is_documented(site: Path) -> None:
             assert f"<code>{key}</code>" in page, f"{section.__name__}.{key}"
     assert all(f"<code>name: {name}</code>" in page for name in STRATEGIES)
     assert "generated:" not in page
+    # The last cell of every row is the meaning.
+    assert page.count("</tr>") > 50
+    assert "<td></td>\n</tr>" not in page
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import griffe
 import typer
+import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -22,6 +23,7 @@ from mixfluence.schema import Section
 
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 WORDS = {int: "integer", float: "number", str: "string", bool: "true or false", Path: "path", Any: "any value"}
+MEANINGS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8"))
 # A bound of this size only keeps arithmetic from overflowing; readers need not see it.
 LARGE = 2**31
 GROUPS = (
@@ -49,7 +51,8 @@ def recipe_keys() -> str:
     for section, place in walk(Recipe):
         known = places.setdefault(section, [])
         known.extend([place] if place not in known else [])
-    return "\n\n".join([_table("Top level", Recipe), *(_table(_title(cls, at), cls) for cls, at in places.items())])
+    tables = [_table("Top level", Recipe, "")]
+    return "\n\n".join([*tables, *(_table(_title(cls, at), cls, f"{at[0]}.") for cls, at in places.items())])
 
 
 def walk(section: type[Section], place: str = "") -> Iterator[tuple[type[Section], str]]:
@@ -86,19 +89,34 @@ def _word(cls: type[Section]) -> str | None:
     return None
 
 
+def _label(cls: type[Section]) -> str | None:
+    """Return what tells a section from its alternatives: its word, or its first key where the base has no word."""
+    abstract = any(inspect.isabstract(base) for base in cls.__mro__[1:])
+    return _word(cls) or (next(iter(cls.model_fields)) if abstract and len(cls.model_fields) == 1 else None)
+
+
 def _title(cls: type[Section], places: list[str]) -> str:
-    return ", ".join(f"`{place}`" for place in places) + (f" with `{_word(cls)}`" if _word(cls) else "")
+    return ", ".join(f"`{place}`" for place in places) + (f" with `{_label(cls)}`" if _label(cls) else "")
 
 
-def _table(title: str, cls: type[Section]) -> str:
-    meanings, rows = field_meanings(cls), []
-    for key, field in cls.model_fields.items():
-        if field.exclude:
-            continue
-        name, kind, default = f"`{key}`", _kind(field), _default(field)
-        rows.append(f"| {name} | {kind} | {default} | {_cell(field.description or meanings.get(key, ''))} |")
+def _table(title: str, cls: type[Section], place: str) -> str:
+    # The key that selects the section comes first.
+    word = (_word(cls) or "").partition(":")[0]
+    fields = sorted(cls.model_fields.items(), key=lambda item: item[0] != word)
+    meanings = meanings_of(cls, place)
+    rows = [f"| `{key}` | {_kind(field)} | {_default(field)} | {_cell(meanings[key])} |" for key, field in fields]
     head = f"## {title} {{ #{_anchor(cls)} }}\n\n{_summary(cls)}"
     return "\n".join([head, "", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def meanings_of(cls: type[Section], place: str) -> dict[str, str]:
+    """Return the meaning of each key: from its field, the docstring of its class, or `meanings.yaml`."""
+    written, word = _documented(cls), (_word(cls) or "").partition(":")[0]
+    found = {
+        key: field.description or written.get(key) or MEANINGS.get(f"{place}{key}", "")
+        for key, field in cls.model_fields.items()
+    }
+    return found | ({word: "Selects this section."} if word else {})
 
 
 def _anchor(cls: type[Section]) -> str:
@@ -112,7 +130,7 @@ def _summary(cls: type[Section]) -> str:
     return "\n\n".join(texts)
 
 
-def field_meanings(cls: type[Section]) -> dict[str, str]:
+def _documented(cls: type[Section]) -> dict[str, str]:
     """Return what the docstrings of a section and its bases say of each field."""
     kinds = (griffe.DocstringSectionKind.attributes, griffe.DocstringSectionKind.parameters)
     found: dict[str, str] = {}
@@ -143,7 +161,7 @@ def _describe(annotation: Any) -> str:
     if origin is dict:
         return f"mapping of {_describe(inner[0])} to {_describe(inner[1])}"
     if sections := dict.fromkeys(sections_in(annotation)):
-        links = ", ".join(f"[{(_word(cls) or 'section').split()[-1]}](#{_anchor(cls)})" for cls in sections)
+        links = ", ".join(f"[{(_label(cls) or 'section').split()[-1]}](#{_anchor(cls)})" for cls in sections)
         others = [_describe(part) for part in inner if isinstance(part, type) and not sections_in(part)]
         return " or ".join(["one of " + links if len(sections) > 1 else links, *others])
     if origin is Annotated:
@@ -167,7 +185,8 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         return ""
     if isinstance(value, Section):
-        changed = value.model_dump(mode="json", exclude_defaults=True) | _named(value)
+        whole = _label(type(value)) and not _word(type(value))
+        changed = value.model_dump(mode="json", exclude_defaults=not whole) | _named(value)
         return _cell(f"`{changed}`" if changed else "its defaults")
     words: dict[Any, str] = {None: "null", True: "`true`", False: "`false`"}
     return words[value] if value is None or isinstance(value, bool) else _cell(f"`{value}`")
