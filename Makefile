@@ -40,7 +40,7 @@ coverage: setup browser ## all tests, with the share of lines they run; fails be
 
 docs: setup ## build the site into site/; any broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo 'open site/index.html'
+	@echo 'open site/index.html; for the search box: python -m http.server --directory site'
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

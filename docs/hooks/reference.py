@@ -38,8 +38,10 @@ GROUPS = (
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the markers of the reference pages (called by mkdocs)."""
     for marker, generate in {"recipe keys": recipe_keys, "commands": commands, "api": api}.items():
-        markdown = markdown.replace(f"<!-- generated: {marker} -->", generate() if marker in markdown else "")
-    return markdown
+        comment = f"<!-- generated: {marker} -->"
+        markdown = markdown.replace(comment, generate()) if comment in markdown else markdown
+    # A number and its interval stay on one line.
+    return markdown.replace(" ± ", "\u00a0±\u00a0")
 
 
 # Recipe keys
@@ -239,5 +241,7 @@ def api() -> str:
 
 def _entry(name: str, value: Any) -> str:
     if inspect.isclass(value) or inspect.isfunction(value):
-        return f"::: {value.__module__}.{value.__qualname__}"
+        # Methods are shown where users call or override them.
+        members = {"Strategy": "true", "MixtureTrainer": "[train]"}.get(name, "false")
+        return f"::: {value.__module__}.{value.__qualname__}\n    options:\n      members: {members}"
     return f"### {name}\n\n`{name} = {value!r}`"
