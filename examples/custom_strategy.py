@@ -36,7 +36,7 @@ class Fading(Strategy):
 
     def weights(self, progress: float = 0.0) -> NDArray[np.float64]:
         part = progress**self.power
-        return (1 - part) / len(self._by_size) + part * self._by_size
+        return np.asarray((1 - part) / len(self._by_size) + part * self._by_size)
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
-from mixfluence.run_folder import read_trace
 from mixfluence.strategies import STRATEGIES, Strategy
 
 REPOSITORY = Path(__file__).parents[1]
@@ -70,7 +69,8 @@ def test_the_page_trains_a_sampler(names: Names) -> None:
     assert trainer.state.global_step == 40
     weights = dict(zip(trainer.mixture, strategy.weights().tolist(), strict=True))
     assert weights["keepers"] > 1 / 3 > weights["mixed-up"]
-    updates = [line for line in read_trace(names["folder"] / "out" / "trace.jsonl") if "update" in line]
+    trace = (names["folder"] / "out" / "trace.jsonl").read_text(encoding="utf-8").splitlines()
+    updates = [line for line in map(json.loads, trace) if "update" in line]
     assert [line["step"] for line in updates] == [10, 20, 30]
     assert updates[-1]["weights"] == pytest.approx(weights)
     assert all(set(line["update"]["influence"]) == set(weights) for line in updates)

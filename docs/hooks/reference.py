@@ -122,7 +122,7 @@ def meanings_of(cls: type[Section], place: str) -> dict[str, str]:
 
 
 def _anchor(cls: type[Section]) -> str:
-    return cls.__name__.lower()
+    return str(cls.__name__).lower()
 
 
 def _summary(cls: type[Section]) -> str:
@@ -242,6 +242,6 @@ def api() -> str:
 def _entry(name: str, value: Any) -> str:
     if inspect.isclass(value) or inspect.isfunction(value):
         # Methods are shown where users call or override them.
-        members = {"Strategy": "true", "MixtureTrainer": "[train]"}.get(name, "false")
+        members = {"Strategy": "null", "MixtureTrainer": "[train]"}.get(name, "false")
         return f"::: {value.__module__}.{value.__qualname__}\n    options:\n      members: {members}"
     return f"### {name}\n\n`{name} = {value!r}`"
