@@ -2,7 +2,7 @@
 
 - The site builds without a warning, needs no network, and names every recipe key and command.
 - A reader who follows the tutorial word by word gets what it promises.
-- The README's script runs, and relative links of pages outside the site exist.
+- The README's script runs; relative links outside the site, and modules that pages name, exist.
 """
 
 from __future__ import annotations
@@ -146,3 +146,11 @@ def test_relative_links_exist(name: str) -> None:
     text = (REPOSITORY / name).read_text(encoding="utf-8")
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]
     assert [link for link in links if link and not (REPOSITORY / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["docs/ARCHITECTURE.md", "docs/method-index.md", "CONTRIBUTING.md"])
+def test_modules_named_in_the_docs_exist(name: str) -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", (REPOSITORY / name).read_text(encoding="utf-8")))
+    assert named
+    roots = (REPOSITORY, REPOSITORY / "src" / "mixfluence")
+    assert {path for path in named if not any((root / path).is_file() for root in roots)} == set()
