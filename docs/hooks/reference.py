@@ -24,6 +24,8 @@ from mixfluence.schema import Section
 BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 WORDS = {int: "integer", float: "number", str: "string", bool: "true or false", Path: "path", Any: "any value"}
 MEANINGS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8"))
+# Required by the schema, but filled in when a recipe is read.
+FILLED_IN = {"output", "split"}
 # A bound of this size only keeps arithmetic from overflowing; readers need not see it.
 LARGE = 2**31
 GROUPS = (
@@ -106,7 +108,7 @@ def _table(title: str, cls: type[Section], place: str) -> str:
     word = (_word(cls) or "").partition(":")[0]
     fields = sorted(cls.model_fields.items(), key=lambda item: item[0] != word)
     meanings = meanings_of(cls, place)
-    rows = [f"| `{key}` | {_kind(field)} | {_default(field)} | {_cell(meanings[key])} |" for key, field in fields]
+    rows = [f"| `{key}` | {_kind(field)} | {_default(key, field)} | {_cell(meanings[key])} |" for key, field in fields]
     head = f"## {title} {{ #{_anchor(cls)} }}\n\n{_summary(cls)}"
     return "\n".join([head, "", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
@@ -180,9 +182,9 @@ def _describe(annotation: Any) -> str:
     return WORDS.get(annotation) or f"`{getattr(annotation, '__name__', annotation)}`"
 
 
-def _default(field: FieldInfo) -> str:
+def _default(key: str, field: FieldInfo) -> str:
     if field.is_required():
-        return "required"
+        return "filled in" if key in FILLED_IN else "required"
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return ""
