@@ -1,11 +1,12 @@
 # make demo   a real adaptation on this machine, from nothing (virtual environment included)
 # make test   set-up, lint, types and every test
+# make docs   the documentation, as a site that opens from disk
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow lint unit setup browser wheel clean
+.PHONY: help demo test test-slow lint unit coverage docs setup browser wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +35,13 @@ browser: ## Debian's chromium, in which report pages are tested; installed if th
 unit: setup ## the quick tests only (under a minute)
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not soak'
 
+coverage: setup browser ## all tests, with the share of lines they run; fails below the floor of pyproject.toml
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+
+docs: setup ## build the site into site/; any broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open site/index.html; for the search box: python -m http.server --directory site'
+
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,4 +51,4 @@ wheel: setup ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache
