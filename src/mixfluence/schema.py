@@ -6,12 +6,17 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 # Far below the largest 32-bit float, so that products with such a number do not overflow.
 LARGEST = 1e30
@@ -28,7 +33,7 @@ Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 
 
-class _SectionType(type(BaseModel)):  # type: ignore[misc]
+class _SectionType(ModelMetaclass):
     """Builds sections in Python code: takes positional arguments and turns pydantic's error into ours.
 
     Sections inside a recipe are built without this call: their errors are reported with file and line.
@@ -77,9 +82,10 @@ def registered(registry: Mapping[str, type[Section]], key: str = "name") -> Befo
             data = {key: data}
         if not isinstance(data, dict):
             return data
-        chosen = registry.get(data.get(key)) if isinstance(data.get(key), str) else None
+        word = data.get(key)
+        chosen = registry.get(word) if isinstance(word, str) else None
         if chosen is None:
-            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {short(data.get(key))}")
+            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {short(word)}")
         return chosen.model_validate(data, context=info.context)
 
     return BeforeValidator(build)

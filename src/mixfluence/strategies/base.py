@@ -96,7 +96,7 @@ class Strategy(Section):
             least_rows: Rows that a cluster must have to fill a batch.
             seed: Seed of the clustering.
         """
-        return None
+        raise NotImplementedError
 
     def shortened(self, steps: int) -> Strategy:
         """Return a strategy for a run of a few steps that costs as much per step, with an update in the middle."""

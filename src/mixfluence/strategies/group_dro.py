@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mixfluence.policy import PROPORTIONAL, InitialField, Vector, Weights
-from mixfluence.schema import Count, Fraction, Positive
+from mixfluence.schema import Count, Positive
 from mixfluence.strategies.base import FINAL, Stage, Strategy
 from mixfluence.strategies.static import Static
 
@@ -40,7 +40,6 @@ class GroupDRO(Strategy):
         reference_steps: Steps of the reference run; as many as the final run if None.
         proxy_steps: Steps of the proxy run; as many as the final run if None.
         rate: How far log alpha moves in a step per unit of score.
-        smoothing: Share of the uniform distribution in alpha, mixed in at each step.
         max_epochs: Most passes over any dataset in the final run.
     """
 
@@ -48,7 +47,6 @@ class GroupDRO(Strategy):
     reference_steps: Count | None = None
     proxy_steps: Count | None = None
     rate: Positive = 0.02
-    smoothing: Fraction = 0.0
 
     @abstractmethod
     def score(self, losses: Vector, reference: Vector) -> float:
@@ -61,6 +59,10 @@ class GroupDRO(Strategy):
             scores: The last score of each dataset; the mean of the others for one without a score.
         """
         return 1.0
+
+    def _uniform_share(self) -> float:
+        """Return the share of the uniform distribution that is mixed into alpha at each step."""
+        return 0.0
 
     @abstractmethod
     def outcome(self) -> Vector:
@@ -138,8 +140,8 @@ class GroupDRO(Strategy):
         scale = self.scale(np.where(np.isnan(self._scores), mean, self._scores))
         self._log_alpha[dataset] += np.clip(self.rate * count * (score - mean) / scale, -MOST_MOVE, MOST_MOVE)
         self._log_alpha -= np.logaddexp.reduce(self._log_alpha)
-        if self.smoothing:
-            kept = np.log1p(-self.smoothing) + self._log_alpha
-            self._log_alpha = np.logaddexp(kept, np.log(self.smoothing / count))
+        if smoothing := self._uniform_share():
+            kept = np.log1p(-smoothing) + self._log_alpha
+            self._log_alpha = np.logaddexp(kept, np.log(smoothing / count))
         self._sum += self.alpha
         self._steps += 1

@@ -40,7 +40,6 @@ class TDRO(GroupDRO):
     title = "tDRO"
     own_negatives_only = True
     name: Literal["tdro"] = "tdro"
-    smoothing: Literal[0.0] = 0.0
     keep: PositiveShare | None = None
 
     def score(self, losses: Vector, reference: Vector) -> float:
