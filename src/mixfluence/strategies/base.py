@@ -87,8 +87,8 @@ class Strategy(Section):
         """Return the training runs of the method, in order."""
         return [Stage(FINAL, recipe.training.steps, lambda found: self)]
 
-    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition | None:
-        """Return clusters of the pool and their weights; None to sample the datasets themselves.
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
+        """Return clusters of the pool and their weights, for a strategy with `clusters`.
 
         Args:
             mixture: The training datasets.
