@@ -222,7 +222,7 @@ def commands() -> str:
 
 def api() -> str:
     """Return a heading and a directive for each public name, by group."""
-    public = {name: getattr(mixfluence, name) for name in mixfluence.__all__}
+    public = {name: getattr(mixfluence, name) for name in vars(mixfluence)["__all__"]}
     strategy = public["Strategy"]
     groups = {title: list(names) for title, names in GROUPS}
     listed = {name for names in groups.values() for name in names}
