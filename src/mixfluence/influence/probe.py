@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
-from mixfluence.influence.learner import Learner, refuse_without_moments
 from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.reptile import Displacement
-from mixfluence.influence.settings import Probe, Reptile
+from mixfluence.influence.settings import Learner, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 # Fraction of the maximum learning rate below which `floored` probes do not go.
@@ -28,18 +27,11 @@ MIN_RATE = 0.5
 class Prober:
     """Measures influences. Without Reptile, probing has no side effects: everything is restored bit by bit.
 
-    Cost of a round, in training steps of the same batch: datasets x inner steps for probes, and
-    (datasets + 1) x targets / 3 for dev evaluations. Memory in parameter sizes: 1 for the snapshot, 2 more with
-    inherited state, 1 more with Reptile. Several processes divide the datasets and exchange results once, at the end.
-
-    Args:
-        learner: The model in training.
-        probe: How to probe.
-        metric: The metric on dev.
-        reptile: How to follow the probes; None to discard them.
+    Several processes divide the datasets and exchange results once, at the end.
 
     Attributes:
-        memory: Extra device memory of the last round, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes: 1 for the snapshot, 2 more with inherited
+            state, 1 more with Reptile.
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
@@ -64,9 +56,6 @@ class Prober:
         """Probe datasets one after another; see `Meter.measure` for the arguments.
 
         A probe takes one step per batch; without batches its influence is exactly zero.
-
-        Raises:
-            RecipeError: If the device runs out of memory; everything is restored before.
         """
         if not datasets:
             with preserve_rng_and_modes(self._learner.modules):
@@ -74,9 +63,11 @@ class Prober:
         optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with preserve_rng_and_modes(self._learner.modules):
-            snapshot = self._snapshot(inherited)
+            tensors = [*self._parameters, *self._learner.modules.buffers()]
+            snapshot = Snapshot(tensors, optimizer if inherited else None, on_cpu=self._probe.snapshot == "cpu")
             follow = self._displacement(snapshot, spread)
-            self.memory = (snapshot.bytes + (follow.bytes if follow else 0)) / _bytes(self._parameters)
+            extra = snapshot.bytes + (follow.bytes if follow else 0)
+            self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
             before = self._agreed(self._evaluate(dev))
             own = []
             for dataset in datasets[self._learner.rank :: self._learner.world]:
@@ -130,14 +121,8 @@ class Prober:
     def _gather(
         self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
     ) -> Influences:
-        targets = [batch.target for batch in dev]
         first, *others = _to_cpu([before, *after])
-        return gather(datasets, targets, first, others, self._sign)
-
-    def _snapshot(self, inherited: bool) -> Snapshot:
-        buffers = self._learner.modules.buffers()
-        optimizer = self._learner.optimizer if inherited else None
-        return Snapshot([*self._parameters, *buffers], optimizer, on_cpu=self._probe.snapshot == "cpu")
+        return gather(datasets, [batch.target for batch in dev], first, others, self._sign)
 
     def _displacement(self, snapshot: Snapshot, spread: float) -> Displacement | None:
         if self._reptile is None:
@@ -160,12 +145,6 @@ class FrozenAdam:
     the whole step is determined by the dataset, at the scale that Adam has learned for each weight. The state of the
     optimizer is only read, so that a snapshot need not include it. Weight decay, which is the same for all datasets,
     is omitted.
-
-    Args:
-        optimizer: The optimizer of the run, of the Adam family.
-
-    Raises:
-        RecipeError: If it has no second moments, or not yet.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -211,7 +190,6 @@ class FrozenAdam:
 
 @contextmanager
 def _learning_rate(optimizer: Optimizer, wanted: str | float) -> Iterator[None]:
-    """Set the learning rate of probes within the block."""
     usual = [group["lr"] for group in optimizer.param_groups]
     try:
         for group, rate in zip(optimizer.param_groups, usual, strict=True):
@@ -231,7 +209,3 @@ def _to_cpu(evals: Sequence[list[Tensor]]) -> list[list[NDArray[np.float64]]]:
     flat = torch.cat([value.double() for value in values]).cpu().numpy()
     parts = iter(np.split(flat, np.cumsum([len(value) for value in values])[:-1]))
     return [[next(parts) for _ in one] for one in evals]
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
