@@ -50,8 +50,3 @@ def test_precision_settings_are_left_as_found(precision: str) -> None:
         assert matmul.fp32_precision == precision
     finally:
         matmul.fp32_precision = before
-
-
-def test_refuses_no_hits() -> None:
-    with pytest.raises(ValueError, match="k must be at least 1"):
-        exact_search(torch.ones(1, 2), torch.ones(3, 2), 0)

@@ -14,22 +14,11 @@ from torch import Tensor
 def exact_search(
     queries: Tensor, corpus: Tensor, k: int, chunk: int = 65536, query_chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """Find the `k` rows of `corpus` with the largest inner product for each query.
+    """Return the scores and positions of the `k` rows of `corpus` with the largest inner product for each query.
 
-    Runs on the device of the tensors. At most `query_chunk` x `chunk` scores exist at a time.
-
-    Args:
-        queries: Embeddings [q, d] of any floating type; products are taken in float32.
-        corpus: Embeddings [n, d] on the same device.
-        k: Hits per query; a smaller corpus returns all its rows.
-        chunk: Corpus rows scored at a time.
-        query_chunk: Queries scored at a time.
-
-    Returns:
-        Scores and corpus positions, both [q, min(k, n)], best first.
+    Embeddings [q, d] and [n, d] may have any floating type; products are taken in float32, on their device. At most
+    `query_chunk` x `chunk` scores exist at a time. The results are both [q, min(k, n)], best first.
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
     with _full_float32(), torch.autocast(queries.device.type, enabled=False):
         found = [_search_block(block.float(), corpus, k, chunk) for block in torch.split(queries, query_chunk)]
     return torch.cat([scores for scores, _ in found]), torch.cat([positions for _, positions in found])
