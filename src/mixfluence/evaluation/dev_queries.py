@@ -75,8 +75,7 @@ def rank_dev_sets(
 def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
     """Rank all passages of a small task for each query. Every query must have a relevant passage."""
     # Imported late: reading dev queries must not load torch.
-    from mixfluence.evaluation.retrieval import encode_task
-    from mixfluence.evaluation.search import exact_search
+    from mixfluence.evaluation.retrieval import encode_task, exact_search
 
     scores, positions = exact_search(*encode_task(model, task, batch_size=batch_size), len(task.docs))
     if not scores.isfinite().all():

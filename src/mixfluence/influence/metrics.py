@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from mixfluence.errors import DataError
 
 Features = dict[str, Any]
+Losses = nn.Module | Mapping[str, nn.Module]
 # Inputs of packed columns by their names in transformers: concatenated, maximised, and all that joining combines.
 TOKENS = ("input_ids", "position_ids", "token_type_ids")
 LONGEST = ("max_length_q", "max_length_k")
@@ -72,11 +73,9 @@ class Metric:
 
 
 def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:
-    """InfoNCE over the batch's positives: the metric of the paper and the default.
+    """InfoNCE over the batch's positives, and hard negatives if wanted: the metric of the paper and the default.
 
-    Args:
-        temperature: Divides the cosines; use that of training.
-        hard_negatives: Add the hard negatives of all rows to the passages.
+    The temperature divides the cosines; use that of training.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -90,10 +89,7 @@ def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
     """NDCG of the positive among all passages of the batch, smoothed so that small improvements count.
 
     Closer to the reported measure than InfoNCE, but flat for queries that already rank first. Try it if the dev loss
-    falls and dev NDCG does not rise.
-
-    Args:
-        temperature: How far apart two cosines must be to count as ranked.
+    falls and dev NDCG does not rise. The temperature is how far apart two cosines must be to count as ranked.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -107,8 +103,7 @@ def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
 def distillation_metric(temperature: float = 0.02) -> Metric:
     """Cross-entropy with a teacher's scores over a row's own passages, for dev rows with scores.
 
-    Args:
-        temperature: Divides the cosines, not the teacher's scores.
+    The temperature divides the cosines, not the teacher's scores.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -124,13 +119,11 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
     return _metric_of(score, higher_is_better=False, hard_negatives=True)
 
 
-def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
+def loss_metric(loss: Losses) -> Metric:
     """The training loss, one value per piece of the batch, for losses that no other metric approximates.
 
-    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it applies.
-
-    Args:
-        loss: One loss, or one per dataset name, as the trainer has it.
+    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it applies. A mapping has one loss per
+    dataset, as the trainer has it.
     """
 
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
@@ -143,14 +136,13 @@ def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
     return Metric(values, higher_is_better=False, hard_negatives=True)
 
 
-Losses = nn.Module | Mapping[str, nn.Module]
 # Names as recipes spell them; each is built for the training loss, whose temperature it takes.
 METRICS: dict[str, Callable[[Losses], Metric]] = {
     "info-nce": lambda loss: info_nce_metric(_temperature(loss)),
     "info-nce-hard": lambda loss: info_nce_metric(_temperature(loss), hard_negatives=True),
     "soft-ndcg": lambda loss: soft_ndcg_metric(_temperature(loss)),
     "distillation": lambda loss: distillation_metric(_temperature(loss)),
-    "training-loss": lambda loss: loss_metric(loss),
+    "training-loss": loss_metric,
 }
 
 

@@ -150,21 +150,24 @@ class FrozenAdam:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         refuse_without_moments(optimizer)
-        known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
+        known = {p: state for p, state in optimizer.state.items() if "exp_avg_sq" in state and "step" in state}
         if not known:
             raise RecipeError("momentum-free probes need an optimizer that has taken a step")
         # Left on the device, to avoid synchronising with it.
-        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known]).unbind()
-        self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
+        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known.values()]).unbind()
+        self._counts = dict(zip(known, counts, strict=True))
 
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         for group in self._optimizer.param_groups:
             decay = group["betas"][1]
-            live, gradients, squares, unbias = self._collect(group["params"], decay)
+            live = [p for p in group["params"] if p.grad is not None and p in self._counts]
             if not live:
                 continue
+            gradients = [p.grad for p in live]
+            squares = [self._optimizer.state[p]["exp_avg_sq"] for p in live]
+            unbias = [(1 - decay ** (1 + self._counts[p])).sqrt() for p in live]
             # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
             # embedding of an unseen token, would otherwise be divided by zero.
             roots = torch._foreach_mul(squares, decay)
@@ -173,19 +176,6 @@ class FrozenAdam:
             torch._foreach_div_(roots, unbias)
             torch._foreach_add_(roots, group["eps"])
             torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
-
-    def _collect(
-        self, parameters: list[Tensor], decay: float
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-        live, gradients, squares, unbias = [], [], [], []
-        for parameter in parameters:
-            state = self._optimizer.state.get(parameter, {})
-            if parameter.grad is not None and id(state) in self._counts:
-                live.append(parameter)
-                gradients.append(parameter.grad)
-                squares.append(state["exp_avg_sq"])
-                unbias.append((1 - decay ** (1 + self._counts[id(state)])).sqrt())
-        return live, gradients, squares, unbias
 
 
 @contextmanager

@@ -29,19 +29,13 @@ FORWARD = 1 / 3
 
 
 class Learner(Protocol):
-    """What a measurement needs from the trainer.
-
-    Attributes:
-        model: The encoder, as the metric calls it.
-        modules: Everything that is trained: the encoder, and losses with parameters.
-        optimizer: The optimizer of the run, between two steps.
-        rank: Number of this process among those that divide the datasets.
-        world: Number of processes that divide the datasets; 1 if all work on every dataset together.
-    """
+    """What a measurement needs from the trainer, between two steps."""
 
     model: nn.Module
+    # Everything that is trained: the encoder, and losses with parameters.
     modules: nn.Module
     optimizer: Optimizer
+    # Number of this process among those that divide the datasets; a world of 1 works on every dataset together.
     rank: int
     world: int
 
@@ -56,12 +50,9 @@ class Learner(Protocol):
 
 
 class Meter(Protocol):
-    """Measures the influence of datasets, without side effects except for a Reptile step.
+    """Measures the influence of datasets, without side effects except for a Reptile step."""
 
-    Attributes:
-        memory: Extra device memory of the last round, in parameter sizes.
-    """
-
+    # Extra device memory of the last round, in parameter sizes.
     memory: float
 
     def measure(
