@@ -27,12 +27,7 @@ Ranking = dict[str, float]
 
 
 def evaluate(
-    model: SentenceTransformer,
-    task: RetrievalSet,
-    *,
-    batch_size: int = 64,
-    k: int = 100,
-    show_progress: bool = False,
+    model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64, k: int = 100, show_progress: bool = False
 ) -> Evaluation:
     """Encode a task, search it exactly by cosine similarity and score the first `k` hits of every query.
 
@@ -54,10 +49,11 @@ def encode_task(
     """
     encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
     texts = {"query": task.queries, "document": task.docs}
-    options = {"batch_size": batch_size, "show_progress": show_progress}
-    queries, passages = (
-        encoder.encode(encoder.prepare(texts[kind], tokenise_texts), **options) for kind, encoder in encoders.items()
-    )
+    vectors = []
+    for kind, encoder in encoders.items():
+        prepared = encoder.prepare(texts[kind], tokenise_texts)
+        vectors.append(encoder.encode(prepared, batch_size=batch_size, show_progress=show_progress))
+    queries, passages = vectors
     return queries, passages
 
 

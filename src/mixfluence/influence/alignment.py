@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
 from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.settings import Alignment, Learner, refuse_without_moments
+from mixfluence.influence.settings import Alignment, Batches, Learner, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 Array = NDArray[np.float64]
 # Dot product of a gradient with a direction, and norm of the gradient.
 Pair = tuple[Tensor, Tensor]
-Batches = Callable[[int], Iterable[Any]]
 
 
 class Aligner:
@@ -46,13 +45,7 @@ class Aligner:
 
     @explain_out_of_memory("strategy.alignment", "turn lookahead off")
     def measure(
-        self,
-        datasets: Sequence[int],
-        batches: Batches,
-        dev: Sequence[DevBatch],
-        *,
-        seed: int,
-        spread: float = math.inf,
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:
         """Compare datasets one after another; see `Meter.measure` for the arguments, of which `spread` is not used.
 

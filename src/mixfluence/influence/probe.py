@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
 from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.reptile import Displacement
-from mixfluence.influence.settings import Learner, Probe, Reptile, refuse_without_moments
+from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 # Fraction of the maximum learning rate below which `floored` probes do not go.
@@ -45,13 +45,7 @@ class Prober:
 
     @explain_out_of_memory("strategy.probe", "keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
     def measure(
-        self,
-        datasets: Sequence[int],
-        batches: Callable[[int], Iterable[Any]],
-        dev: Sequence[DevBatch],
-        *,
-        seed: int,
-        spread: float = math.inf,
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:
         """Probe datasets one after another; see `Meter.measure` for the arguments.
 
@@ -60,12 +54,13 @@ class Prober:
         if not datasets:
             with preserve_rng_and_modes(self._learner.modules):
                 return self._gather(datasets, dev, self._agreed(self._evaluate(dev)), [])
-        optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
+        optimizer, reptile, inherited = self._learner.optimizer, self._reptile, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with preserve_rng_and_modes(self._learner.modules):
             tensors = [*self._parameters, *self._learner.modules.buffers()]
             snapshot = Snapshot(tensors, optimizer if inherited else None, on_cpu=self._probe.snapshot == "cpu")
-            follow = self._displacement(snapshot, spread)
+            start = snapshot.tensors[: len(self._parameters)]
+            follow = Displacement(self._parameters, start, reptile.weights, spread) if reptile else None
             extra = snapshot.bytes + (follow.bytes if follow else 0)
             self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
             before = self._agreed(self._evaluate(dev))
@@ -78,11 +73,11 @@ class Prober:
                         gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
                         follow.add(self._parameters, gain)
             after = self._exchange(len(datasets), before, own)
-        if follow and self._reptile:
+        if follow and reptile:
             if self._learner.world > 1:
                 follow.merge(self._learner)
             rate = float(optimizer.param_groups[0]["lr"])
-            follow.apply(self._parameters, self._reptile.alpha(rate, relative_rate(optimizer)))
+            follow.apply(self._parameters, reptile.alpha(rate, relative_rate(optimizer)))
         return self._gather(datasets, dev, before, after)
 
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
@@ -123,12 +118,6 @@ class Prober:
     ) -> Influences:
         first, *others = _to_cpu([before, *after])
         return gather(datasets, [batch.target for batch in dev], first, others, self._sign)
-
-    def _displacement(self, snapshot: Snapshot, spread: float) -> Displacement | None:
-        if self._reptile is None:
-            return None
-        start = snapshot.tensors[: len(self._parameters)]
-        return Displacement(self._parameters, start, self._reptile.weights, spread)
 
 
 def relative_rate(optimizer: Optimizer) -> float:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mixfluence.influence.metrics import DevBatch, Metric
 
 Aggregate = Literal["mean", "relative", "worst"]
+# Returns the batches of a dataset, given its position in the mixture.
+Batches = Callable[[int], Iterable[Any]]
 # Cost of a forward pass in training steps (forward, backward and optimizer).
 FORWARD = 1 / 3
 
@@ -56,13 +58,7 @@ class Meter(Protocol):
     memory: float
 
     def measure(
-        self,
-        datasets: Sequence[int],
-        batches: Callable[[int], Iterable[Any]],
-        dev: Sequence[DevBatch],
-        *,
-        seed: int,
-        spread: float,
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float
     ) -> Influences:
         """Measure datasets one after another.
 
