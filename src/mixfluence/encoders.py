@@ -51,14 +51,10 @@ def load_encoder(
             checkpoint without sentence-transformers modules gets mean pooling.
         pooling: How token vectors are pooled; `None` keeps the setting of the model.
         query_length: Maximum tokens of a query; `None` keeps the setting of the model.
-        passage_length: Maximum tokens of a passage; `None` keeps the setting of the model.
+        passage_length: The same of a passage.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
-
-    Raises:
-        RecipeError: If the encoder does not exist, or does not support this pooling or these lengths.
-        DataError: If the weights are pickled, incomplete or differ from those of the package.
     """
     if revision is not None and (name in {"wordllama", "minilm"} or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
@@ -67,6 +63,7 @@ def load_encoder(
     elif name == "minilm":
         model = _load_minilm(device)
     else:
+        _refuse_pickles(Path(name))
         model = _load_named(name, revision=revision, trust_remote_code=trust_remote_code, device=device)
         _refuse_unusable(model, name)
         _refuse_random(model, name, revision)
@@ -94,7 +91,6 @@ def _load_minilm(device: str | None) -> SentenceTransformer:
 
 
 def _packaged(name: str, path: str, sha256: str) -> Path:
-    """Return a weights file of an installed package, without importing the package."""
     package, _, inside = path.partition("/")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -110,23 +106,18 @@ def _packaged(name: str, path: str, sha256: str) -> Path:
 
 
 def _load_named(name: str, **options: Any) -> SentenceTransformer:
-    _refuse_pickles(Path(name))
     try:
         return SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
     except Exception as error:  # libraries, network and file parsers each raise their own types
-        raise RecipeError(
-            f"encoder '{name}' cannot be loaded, neither as a folder nor as a hub id: {_one_line(error)}"
-        ) from error
+        place = "neither as a folder nor as a hub id"
+        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
 
 
 def _refuse_pickles(folder: Path) -> None:
     """Refuse a folder whose weights, or those of a module, are only pickled."""
     for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
         if not any(weights.parent.glob("*.safetensors")):
-            raise DataError(
-                f"{weights}: pickled weights are not loaded, only safetensors; "
-                "load the model where you trust it and save it again with save_pretrained"
-            )
+            raise DataError(f"{weights}: pickled weights are not loaded; save the model again with save_pretrained")
 
 
 def _one_line(error: Exception) -> str:
@@ -163,8 +154,7 @@ def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) 
     if random:
         files = list((Path(name) / folder).glob("*.safetensors"))
         place = files[0] if len(files) == 1 else f"encoder '{name}'"
-        more = f" and {len(random) - 3} more" if len(random) > 3 else ""
-        raise DataError(f"{place}: holds no tensor of the right shape for {', '.join(random[:3])}{more}")
+        raise DataError(f"{place}: holds no tensor of the right shape for {shorten(', '.join(random), 300)}")
 
 
 def _in_use(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -> list[str]:

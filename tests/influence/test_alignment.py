@@ -26,7 +26,18 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence import Alignment, DevBatch, Influences, Learner, Metric, Piece, Reptile, info_nce_metric
+from mixfluence.influence import (
+    Alignment,
+    DevBatch,
+    Influences,
+    Learner,
+    Metric,
+    Piece,
+    Projection,
+    Reptile,
+    info_nce_metric,
+    resolve_metric,
+)
 from mixfluence.influence.alignment import Aligner
 from tests.influence.test_probe import (
     Broken,
@@ -107,6 +118,10 @@ def target(name: str, *rows: Sequence[float]) -> DevBatch:
 TARGETS = [target("east", (3.0, 0.0), (-1.0, 0.0)), target("north", (0.0, 2.0))]
 
 
+def settings(score: Score = "cosine", **options: Any) -> Alignment:
+    return Projection(**options) if score == "projection" else Alignment(**options)
+
+
 def align(
     learner: Learner,
     batches: Sequence[Sequence[Sequence[float]]],
@@ -117,7 +132,7 @@ def align(
     **options: Any,
 ) -> Influences:
     metric = Metric(values, higher_is_better)
-    meter = Alignment(metric=metric, **options).meter(learner, metric, None)
+    meter = settings(metric=metric, **options).meter(learner, metric, None)
     rows = [[torch.tensor(batch) for batch in dataset] for dataset in batches]
     return meter.measure(range(len(batches)), lambda dataset: rows[dataset], dev, seed=0, spread=math.inf)
 
@@ -283,9 +298,8 @@ def static(make_static: Callable[[], SentenceTransformer]) -> SmallLearner:
 def measure(
     learner: SmallLearner, datasets: Sequence[int] = (0, 1, 2), *, steps: int = 1, seed: int = 5, **options: Any
 ) -> Influences:
-    model, alignment = encoder(learner), Alignment(**options)
-    assert not isinstance(alignment.metric, str)
-    meter = alignment.meter(learner, alignment.metric, None)
+    model, alignment = encoder(learner), settings(**options)
+    meter = alignment.meter(learner, resolve_metric(alignment.metric, nn.Identity()), None)
     return meter.measure(datasets, batches(model, steps), dev_batches(model), seed=seed, spread=math.inf)
 
 
@@ -431,7 +445,7 @@ def test_the_targets_own_rows_are_best_aligned_and_mismatched_ones_least(
     right = columns(model, 1)
     wrong = [right[0], model.preprocess([f"w{60 + (row + 3) % 6}" for row in range(6)])]
     drawn = [right, wrong, columns(model, 3)]
-    meter = Aligner(static, Alignment(**mode), info_nce_metric(0.1))
+    meter = Aligner(static, settings(**mode), info_nce_metric(0.1))
     dev = [DevBatch("dev", [Piece(right)])]
     found = values(meter.measure([0, 1, 2], lambda dataset: [drawn[dataset]], dev, seed=0))
     # Not below zero: even mismatched rows push apart passages that the target wants apart.
@@ -455,7 +469,7 @@ def test_a_dataset_that_goes_to_nan_is_contained(
 
     def measured(datasets: list[int]) -> Influences:
         learner = Broken(make_static(), all_words(model))
-        meter = Aligner(learner, Alignment(**mode), info_nce_metric())
+        meter = Aligner(learner, settings(**mode), info_nce_metric())
         before = everything(learner)
         found = meter.measure(datasets, drawn, dev_batches(model), seed=0)
         assert everything(learner) == before
@@ -502,7 +516,7 @@ def test_a_gradient_too_long_to_be_measured_has_failed() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_is_one_parameter_size_and_four_with_lookahead(static: SmallLearner, mode: dict[str, Any]) -> None:
     model = encoder(static)
-    meter = Aligner(static, Alignment(**mode), info_nce_metric())
+    meter = Aligner(static, settings(**mode), info_nce_metric())
     meter.measure([0, 1, 2], batches(model, 1), dev_batches(model), seed=0)
     assert meter.memory == pytest.approx(4 if mode["lookahead"] else 1, abs=0.01)
 
@@ -541,7 +555,7 @@ def test_a_metric_without_a_gradient_is_refused() -> None:
 
 
 def test_reptile_has_nothing_to_follow() -> None:
-    with pytest.raises(RecipeError, match="Reptile"):
+    with pytest.raises(RecipeError, match="reptile"):
         Alignment().meter(LineLearner(0.0, 0.0), info_nce_metric(), Reptile())
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mixfluence.influence import Influences
-from mixfluence.influence.influences import Aggregate, Array, combined_gain, gather
+from mixfluence.influence import Aggregate, Influences
+from mixfluence.influence.influences import Array, combined_gain, gather
 
 AGGREGATES: list[Aggregate] = ["mean", "relative", "worst"]
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence.reptile import Displacement, Reptile
+from mixfluence.influence import Reptile
+from mixfluence.influence.reptile import Displacement
 
 WeightsName = Literal["softmax", "sum"]
 SHAPES = [(3,), (2, 2)]

@@ -3,14 +3,6 @@
 Only modules that do not load torch are imported here, so that comparing run folders stays fast.
 """
 
-from __future__ import annotations
-
-from mixfluence.evaluation.results import (
-    MEASURES,
-    Evaluation,
-    read_evaluation,
-    score_rankings,
-    write_evaluation,
-)
+from mixfluence.evaluation.results import MEASURES, Evaluation, read_evaluation, score_rankings, write_evaluation
 
 __all__ = ["MEASURES", "Evaluation", "read_evaluation", "score_rankings", "write_evaluation"]

@@ -26,10 +26,10 @@ MAX_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class DevQuery:
-    """One dev query, ranked against the positives of all ranked dev queries.
+    """One dev query, ranked against the positives of all ranked dev queries. Long texts are truncated.
 
     Args:
-        query: Its text. All texts are truncated to a few hundred characters.
+        query: Its text.
         positive: The relevant passage; of several the one with the best rank.
         other: The passage with the best rank that is not relevant; empty if there is none.
         rank: The rank of `positive`, from 1.
@@ -58,18 +58,16 @@ def rank_dev_sets(
     """Rank the first 1,000 rows of each dev set and write `<folder>/<dataset>.jsonl`.
 
     The corpus is only the positives of these rows, so that scores are higher than on a full corpus: they compare the
-    queries of a set, not models. For scores to report use `evaluate`.
-
-    Args:
-        model: The trained encoder.
-        dev: Dev rows by dataset.
-        prompts: Query and passage prompt of each dataset; None for the model's own, as in testing.
-        folder: Where to write; see `read_dev_queries`.
-        batch_size: Texts per forward pass.
+    queries of a set, not models. For scores to report use `evaluate`. `prompts` are the query and passage prompt of
+    each dataset; None for the model's own, as in testing.
     """
     for name, rows in dev.items():
         query_prompt, passage_prompt = prompts[name]
-        task = replace(_first_rows(name, rows), query_prompt=query_prompt, passage_prompt=passage_prompt)
+        # Without hard negatives, which would be many more texts to encode.
+        first = rows.rows.select(range(min(MAX_ROWS, len(rows))))
+        pairs = rows_in_memory(Row(row["anchor"], row["positive"]) for row in first)
+        task = retrieval_from_rows(name, replace(rows, rows=pairs))
+        task = replace(task, query_prompt=query_prompt, passage_prompt=passage_prompt)
         logger.info("ranking %d dev queries of %s", len(task.queries), name)
         write_dev_queries(name, rank_queries(model, task, batch_size=batch_size), folder)
 
@@ -77,8 +75,7 @@ def rank_dev_sets(
 def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
     """Rank all passages of a small task for each query. Every query must have a relevant passage."""
     # Imported late: reading dev queries must not load torch.
-    from mixfluence.evaluation.retrieval import encode_task
-    from mixfluence.evaluation.search import exact_search
+    from mixfluence.evaluation.retrieval import encode_task, exact_search
 
     scores, positions = exact_search(*encode_task(model, task, batch_size=batch_size), len(task.docs))
     if not scores.isfinite().all():
@@ -99,11 +96,7 @@ def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -
 
 
 def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
-    """Read a file of `write_dev_queries`: the name of the dev set and its queries.
-
-    Raises:
-        DataError: If the file is missing, empty or damaged.
-    """
+    """Read a file of `write_dev_queries`: the name of the dev set and its queries."""
     return read_rows(path, _parse)
 
 
@@ -116,26 +109,14 @@ def _parse(row: Any) -> DevQuery:
 
 
 def _describe(task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float) -> DevQuery:
-    answers = task.qrels[task.query_ids[query]]
-    relevant = [task.doc_ids[doc] in answers for doc in order]
+    relevant = [task.doc_ids[doc] in task.qrels[task.query_ids[query]] for doc in order]
     hit = relevant.index(True)
-    miss = relevant.index(False) if False in relevant else None
-    return DevQuery(
-        query=_truncate(task.queries[query]),
-        positive=_truncate(task.docs[order[hit]]),
-        other="" if miss is None else _truncate(task.docs[order[miss]]),
-        rank=hit + 1,
-        among=len(order),
-        margin=0.0 if miss is None else cosines[hit] - cosines[miss],
-        ndcg=ndcg,
-    )
-
-
-def _first_rows(name: str, dev: RowSet) -> RetrievalSet:
-    """Return the first rows as a task, without hard negatives, which would be many more texts to encode."""
-    first = dev.rows.select(range(min(MAX_ROWS, len(dev))))
-    pairs = (Row(row["anchor"], row["positive"]) for row in first)
-    return retrieval_from_rows(name, replace(dev, rows=rows_in_memory(pairs)))
+    other, margin = "", 0.0
+    if False in relevant:
+        miss = relevant.index(False)
+        other, margin = _truncate(task.docs[order[miss]]), cosines[hit] - cosines[miss]
+    question, positive = _truncate(task.queries[query]), _truncate(task.docs[order[hit]])
+    return DevQuery(question, positive, other, hit + 1, len(order), margin, ndcg)
 
 
 def _truncate(text: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -26,29 +26,19 @@ _TREC_NAMES = {
     "recall@100": "recall_100",
     "map@100": "map_cut_100",
 }
-
 MEASURES = tuple(_TREC_NAMES)
 """The reported measures. Shorter rankings are scored as they are: with 10 hits, recall@100 is recall@10."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of one model on one dataset.
-
-    Args:
-        dataset: Name of the test set.
-        per_query: Query id -> measure -> score, for every query of the set.
-        removed_identical: Hits removed because their id equals that of the query and they are not relevant to it.
-        seconds: Time taken, under "encode", "search" and "score".
-    """
+    """The scores of one model on one test set: query id -> measure -> score, for every query of the set."""
 
     dataset: str
     per_query: Mapping[str, Mapping[str, float]]
-    removed_identical: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def mean(self, measure: str) -> float:
-        """Average one of `MEASURES` over the queries."""
+        """Average a measure over the queries."""
         return fmean(scores[measure] for scores in self.per_query.values())
 
     def summary(self) -> dict[str, float]:
@@ -93,11 +83,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file of `write_evaluation`. It has scores only: `removed_identical` and `seconds` are left empty.
-
-    Raises:
-        DataError: If the file is missing, empty or damaged.
-    """
+    """Read a file of `write_evaluation`."""
     dataset, rows = read_rows(path, lambda row: (str(row["query_id"]), {name: _score(row[name]) for name in MEASURES}))
     return Evaluation(dataset, dict(rows))
 
@@ -119,11 +105,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], dataset: str, folder: Path) ->
 
 
 def read_rows(path: Path, parse: Callable[[Any], Parsed]) -> tuple[str, list[Parsed]]:
-    """Read a file of `write_rows`: the name of the dataset and the parsed rows.
-
-    Raises:
-        DataError: If the file is missing, empty or damaged.
-    """
+    """Read a file of `write_rows`: the name of the dataset and the parsed rows. DataError if any line is damaged."""
     rows = []
     try:
         with path.open("rb") as lines:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean
-from time import perf_counter
+from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
@@ -18,7 +19,6 @@ from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.evaluation.results import Evaluation, score_rankings
-from mixfluence.evaluation.search import exact_search
 
 logger = logging.getLogger(__name__)
 
@@ -27,31 +27,17 @@ Ranking = dict[str, float]
 
 
 def evaluate(
-    model: SentenceTransformer,
-    task: RetrievalSet,
-    *,
-    batch_size: int = 64,
-    k: int = 100,
-    show_progress: bool = False,
+    model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64, k: int = 100, show_progress: bool = False
 ) -> Evaluation:
-    """Encode a task, search it exactly by cosine similarity and score every query.
+    """Encode a task, search it exactly by cosine similarity and score the first `k` hits of every query.
 
     Text lengths are the `query_length` and `document_length` of the model's Transformer module; prompts are those of
-    the task, else the model's. Module modes and random states are preserved. For existing embeddings use
-    `score_embeddings`; to select checkpoints during training, `DevEvaluator`.
-
-    Args:
-        model: Any sentence-transformers model; embeddings stay on its device.
-        task: Queries, passages and judgements.
-        batch_size: Texts per forward pass.
-        k: Hits per query; below 100, recall@100 and map@100 become those of the first k.
-        show_progress: Show progress bars while encoding.
+    the task, else the model's. Module modes and random states are preserved. With `k` below 100, recall@100 and
+    map@100 become those of the first k. For existing embeddings use `score_embeddings`; to select checkpoints during
+    training, `DevEvaluator`.
     """
-    started = perf_counter()
     queries, passages = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
-    seconds = {"encode": perf_counter() - started}
-    evaluation = score_embeddings(task, queries, passages, k)
-    return replace(evaluation, seconds={**seconds, **evaluation.seconds})
+    return score_embeddings(task, queries, passages, k)
 
 
 def encode_task(
@@ -59,44 +45,89 @@ def encode_task(
 ) -> tuple[Tensor, Tensor]:
     """Return normalised embeddings of the queries and the passages of a task, on the model's device.
 
-    Texts are tokenised once, on all cores, and kept in the token cache. For the arguments see `evaluate`.
+    Texts are tokenised once, on all cores, and kept in the token cache.
     """
     encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
     texts = {"query": task.queries, "document": task.docs}
-    queries, passages = (
-        encoder.encode(
-            encoder.prepare(texts[kind], tokenise_texts), batch_size=batch_size, show_progress=show_progress
-        )
-        for kind, encoder in encoders.items()
-    )
+    vectors = []
+    for kind, encoder in encoders.items():
+        prepared = encoder.prepare(texts[kind], tokenise_texts)
+        vectors.append(encoder.encode(prepared, batch_size=batch_size, show_progress=show_progress))
+    queries, passages = vectors
     return queries, passages
 
 
 def score_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> Evaluation:
-    """Search existing embeddings and score every query; `evaluate` computes them from a model first.
+    """Search existing embeddings, one row per query and passage of the task, and score every query.
 
-    Args:
-        task: The set that the embeddings belong to.
-        queries: One row per query of `task`.
-        passages: One row per passage of `task`, on the same device.
-        k: Hits per query.
+    `evaluate` computes them from a model first.
     """
-    expected = (len(task.query_ids), len(task.doc_ids))
-    if (len(queries), len(passages)) != expected:
+    if (len(queries), len(passages)) != (len(task.query_ids), len(task.doc_ids)):
         raise ValueError(
-            f"{task.name}: expected embeddings of {expected[0]} queries and {expected[1]} passages, "
-            f"got {len(queries)} and {len(passages)}"
+            f"{task.name}: expected embeddings of {len(task.query_ids)} queries and {len(task.doc_ids)} passages, "
+            f"found {len(queries)} and {len(passages)}"
         )
-    started = perf_counter()
     scores, positions = exact_search(queries, passages, k + 1)
     # NaN sorts first, so that a single such passage is found here.
     if not scores.isfinite().all():
         raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
-    rankings, removed = _build_rankings(task, scores.tolist(), positions.tolist(), k)
-    searched = perf_counter()
-    per_query = score_rankings(rankings, task.qrels, task.query_ids)
-    seconds = {"search": searched - started, "score": perf_counter() - searched}
-    return Evaluation(task.name, per_query, removed, seconds)
+    rankings = _build_rankings(task, scores.tolist(), positions.tolist(), k)
+    return Evaluation(task.name, score_rankings(rankings, task.qrels, task.query_ids))
+
+
+@torch.no_grad()
+def exact_search(
+    queries: Tensor, corpus: Tensor, k: int, chunk: int = 65536, query_chunk: int = 1024
+) -> tuple[Tensor, Tensor]:
+    """Return the scores and positions of the `k` rows of `corpus` with the largest inner product for each query.
+
+    Embeddings [q, d] and [n, d] may have any floating type; products are taken in float32, on their device. At most
+    `query_chunk` x `chunk` scores exist at a time. The results are both [q, min(k, n)], best first.
+    """
+    with _full_float32(), torch.autocast(queries.device.type, enabled=False):
+        found = [_search_block(block.float(), corpus, k, chunk) for block in torch.split(queries, query_chunk)]
+    return torch.cat([scores for scores, _ in found]), torch.cat([positions for _, positions in found])
+
+
+def _search_block(queries: Tensor, corpus: Tensor, k: int, chunk: int) -> tuple[Tensor, Tensor]:
+    best_scores = queries.new_empty(len(queries), 0)
+    best_positions = torch.empty_like(best_scores, dtype=torch.long)
+    start = 0
+    for block in torch.split(corpus, chunk):
+        scores, positions = (queries @ block.float().T).topk(min(k, len(block)))
+        candidates = torch.cat([best_scores, scores], dim=1)
+        candidate_positions = torch.cat([best_positions, positions + start], dim=1)
+        best_scores, kept = candidates.topk(min(k, candidates.shape[1]))
+        best_positions = candidate_positions.gather(1, kept)
+        start += len(block)
+    return best_scores, best_positions
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """Disable TF32 and bf16 in float32 products, which would turn different scores into ties.
+
+    Torch 2.9 changed the interface of this setting, and reading the old one raises once the Trainer's `tf32=True` has
+    set the new one.
+    """
+    backends: Any = torch.backends  # mypy does not know its attributes
+    if not hasattr(backends, "fp32_precision"):
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        return
+    products = (backends.cuda.matmul, backends.mkldnn.matmul)
+    precisions = [product.fp32_precision for product in products]
+    try:
+        for product in products:
+            product.fp32_precision = "ieee"
+        yield
+    finally:
+        for product, precision in zip(products, precisions, strict=True):
+            product.fp32_precision = precision
 
 
 def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
@@ -118,14 +149,14 @@ def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
         show_progress=False,
         backend_selection="numpy",
     )
-    rankings, _ = _build_rankings(task, scores.tolist(), positions.tolist(), k)
+    rankings = _build_rankings(task, scores.tolist(), positions.tolist(), k)
     return {query: {doc: score for doc, score in hits.items() if score > 0} for query, hits in rankings.items()}
 
 
 def _build_rankings(
     task: RetrievalSet, scores: Sequence[Sequence[float]], positions: Sequence[Sequence[int]], k: int
-) -> tuple[dict[str, Ranking], int]:
-    """Return the first `k` hits of each query, and how many hits with the query's own id were removed.
+) -> dict[str, Ranking]:
+    """Return the first `k` hits of each query.
 
     As in BEIR, a passage with the id of the query is removed, for sets whose queries are also passages. It is kept if
     it is judged relevant, because other sets use one id for a question and its answer. Search k + 1 hits to keep k.
@@ -139,18 +170,14 @@ def _build_rankings(
         rankings[query] = dict(list(hits.items())[:k])
     if removed:
         logger.info("%s: removed %d hits with the id of their query", task.name, removed)
-    return rankings, removed
+    return rankings
 
 
 class DevEvaluator(BaseEvaluator):
     """Scores dev sets during training, for `metric_for_best_model="eval_ndcg@10"`.
 
-    Use sets with a sampled corpus (`RetrievalSet.sample_corpus`) here, and `evaluate` on the full corpus for final
-    scores.
-
-    Args:
-        tasks: One or more dev sets, weighted equally in the mean.
-        batch_size: Texts per forward pass.
+    Dev sets are weighted equally. Use sets with a sampled corpus (`RetrievalSet.sample_corpus`) here, and `evaluate`
+    on the full corpus for final scores.
     """
 
     def __init__(self, tasks: Sequence[RetrievalSet], *, batch_size: int = 64) -> None:

@@ -53,11 +53,6 @@ def randomisation_test(differences: Sequence[Vector], *, rounds: int = ROUNDS, s
     Under the null hypothesis the two scores of a query are exchangeable. The p-value is the share of random swaps
     with an average difference at least as large as the observed one, which is counted too, so that it is never 0.
     Assumes nothing about the scores; for many queries `t_test` gives the same answer faster.
-
-    Args:
-        differences: Differences of per-query scores, one array per test set.
-        rounds: Number of random swaps; the smallest p-value is 1 / (rounds + 1).
-        seed: Seed of the swaps.
     """
     weighted = np.concatenate([values / len(values) for values in differences])
     observed = abs(weighted.sum())
@@ -74,18 +69,16 @@ def randomisation_test(differences: Sequence[Vector], *, rounds: int = ROUNDS, s
 def bootstrap_interval(
     differences: Sequence[Vector], *, level: float = 0.95, rounds: int = ROUNDS, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the average difference, over queries.
+    """Return the percentile bootstrap interval of the average difference, over queries; sets are resampled separately.
 
     The interval shows how large the difference may be; the tests show whether it may be zero.
-
-    Args:
-        differences: Differences of per-query scores, one array per test set. Sets are resampled separately.
-        level: Confidence level.
-        rounds: Number of resamples.
-        seed: Seed of the resamples.
     """
     generator = np.random.default_rng(seed)
-    averages = np.mean([_resampled_means(values, rounds, generator) for values in differences], axis=0)
+    means = []
+    for values in differences:
+        draws = (generator.integers(0, len(values), (block, len(values))) for block in _blocks(rounds, len(values)))
+        means.append(np.concatenate([values[drawn].mean(axis=1) for drawn in draws]))
+    averages = np.mean(means, axis=0)
     low, high = np.quantile(averages, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
@@ -96,12 +89,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     scaled = ((len(order) - rank) * p_values[place] for rank, place in enumerate(order))
     corrected = dict(zip(order, accumulate(scaled, max), strict=True))
     return [min(1.0, corrected[place]) for place in range(len(p_values))]
-
-
-def _resampled_means(values: Vector, rounds: int, generator: np.random.Generator) -> Vector:
-    count = len(values)
-    draws = (generator.integers(0, count, (block, count)) for block in _blocks(rounds, count))
-    return np.concatenate([values[drawn].mean(axis=1) for drawn in draws])
 
 
 def _blocks(rounds: int, width: int) -> Iterator[int]:

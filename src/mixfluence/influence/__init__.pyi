@@ -1,5 +1,4 @@
 from .influences import Influences
-from .learner import Learner, Meter, refuse_without_moments
 from .metrics import (
     METRICS,
     DevBatch,
@@ -14,7 +13,18 @@ from .metrics import (
     soft_ndcg_metric,
 )
 from .probe import Prober, relative_rate
-from .settings import Aggregate, Alignment, Measurement, Probe, Probing, Projection, Reptile
+from .settings import (
+    Aggregate,
+    Alignment,
+    Learner,
+    Measurement,
+    Meter,
+    Probe,
+    Probing,
+    Projection,
+    Reptile,
+    refuse_without_moments,
+)
 
 __all__ = [
     "METRICS",

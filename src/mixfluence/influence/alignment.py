@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
-from mixfluence.influence.learner import Learner, refuse_without_moments
 from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.settings import Alignment
+from mixfluence.influence.settings import Alignment, Batches, Learner, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 Array = NDArray[np.float64]
 # Dot product of a gradient with a direction, and norm of the gradient.
 Pair = tuple[Tensor, Tensor]
-Batches = Callable[[int], Iterable[Any]]
 
 
 class Aligner:
@@ -30,18 +28,10 @@ class Aligner:
 
     Gradients are compared one by one, so that a single vector of parameter size is kept for any number of datasets and
     targets: the mean of cosines is the dot product with the mean of the targets' unit vectors.
-
-    Cost of a round: (datasets + targets) gradients, each about a training step on as many rows. With lookahead:
-    datasets x (1 + targets) gradients, an optimizer step for every dataset, and one evaluation of the targets. Memory
-    in parameter sizes: 1 in fp32; with lookahead 3 more for the snapshot.
-
-    Args:
-        learner: The model in training.
-        alignment: How to compare.
-        metric: The metric on dev.
+    A round takes (datasets + targets) gradients; with lookahead datasets x (1 + targets), and a step for each dataset.
 
     Attributes:
-        memory: Extra device memory of the last round, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes: 1 in fp32, 3 more with lookahead.
     """
 
     def __init__(self, learner: Learner, alignment: Alignment, metric: Metric) -> None:
@@ -55,23 +45,12 @@ class Aligner:
 
     @explain_out_of_memory("strategy.alignment", "turn lookahead off")
     def measure(
-        self,
-        datasets: Sequence[int],
-        batches: Batches,
-        dev: Sequence[DevBatch],
-        *,
-        seed: int,
-        spread: float = math.inf,
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:
         """Compare datasets one after another; see `Meter.measure` for the arguments, of which `spread` is not used.
 
-        The gradients of a dataset's batches are summed; without batches its alignment is zero.
-
-        Returns:
-            The alignments with the mean of all targets, as a single target: those with each target are not known.
-
-        Raises:
-            RecipeError: If the device runs out of memory; everything is restored before.
+        The gradients of a dataset's batches are summed; without batches its alignment is zero. The result has the mean
+        of all targets as a single target: the alignments with each are not known.
         """
         compare = self._compare_ahead if self._alignment.lookahead else self._compare
         with preserve_rng_and_modes(self._learner.modules), _preserve_gradients(self._learner.modules):
@@ -82,8 +61,8 @@ class Aligner:
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
     ) -> tuple[list[Tensor], list[Pair]]:
         # Without a step, a forward pass in training mode changes nothing but buffers.
-        snapshot, direction = Snapshot(list(self._learner.modules.buffers())), self._zeros()
-        self._count_memory(snapshot, direction)
+        snapshot = Snapshot(list(self._learner.modules.buffers()))
+        direction = self._reserve(snapshot)
         base, pairs = [], []
         for batch in dev:
             base.append(self._dev_backward(batch))
@@ -99,9 +78,9 @@ class Aligner:
     def _compare_ahead(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
     ) -> tuple[list[Tensor], list[Pair]]:
-        optimizer, buffers = self._learner.optimizer, self._learner.modules.buffers()
-        snapshot, own = Snapshot([*self._parameters, *buffers], optimizer), self._zeros()
-        self._count_memory(snapshot, own)
+        optimizer = self._learner.optimizer
+        snapshot = Snapshot([*self._parameters, *self._learner.modules.buffers()], optimizer)
+        own = self._reserve(snapshot)
         base, pairs = self._evaluate(dev), []
         for dataset in datasets:
             with snapshot.restored():
@@ -116,6 +95,13 @@ class Aligner:
                     dot += along * self._weight(norm, len(dev))
                 pairs.append((dot, _norm(own)))
         return base, pairs
+
+    def _reserve(self, snapshot: Snapshot) -> list[Tensor]:
+        """Return zeros in the shape of the parameters, and record the memory of a round."""
+        zeros = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
+        own = sum(tensor.nbytes for tensor in zeros)
+        self.memory = (own + snapshot.bytes) / sum(parameter.nbytes for parameter in self._parameters)
+        return zeros
 
     def _train_backward(self, batches: Iterable[Any], seed: int) -> None:
         self._clear()
@@ -134,6 +120,10 @@ class Aligner:
         (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
         return mean.detach()
 
+    def _clear(self) -> None:
+        for parameter in self._learner.modules.parameters():
+            parameter.grad = None
+
     @torch.no_grad()
     def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
         self._learner.modules.eval()
@@ -145,9 +135,9 @@ class Aligner:
             yield (parameter.new_zeros(()) if parameter.grad is None else parameter.grad).float()
 
     def _train_gradients(self) -> Iterator[Tensor]:
-        return self._preconditioned() if self._alignment.preconditioned else self._gradients()
-
-    def _preconditioned(self) -> Iterator[Tensor]:
+        if not self._alignment.preconditioned:
+            yield from self._gradients()
+            return
         optimizer = self._learner.optimizer
         groups = [group for group in optimizer.param_groups for _ in group["params"]]
         for parameter, group, gradient in zip(self._parameters, groups, self._gradients(), strict=True):
@@ -172,32 +162,18 @@ class Aligner:
         before, dots, norms = found[: len(dev)], found[len(dev) :: 2], found[len(dev) + 1 :: 2]
         positions = np.array(datasets, np.int64)
         finite = np.isfinite(dots) & np.isfinite(norms) & np.isfinite(before).all()
-        values = self._scores(dots[finite], norms[finite])
+        values = self._scores(dots[finite], norms[finite])[:, None]
         together = "+".join(batch.target for batch in dev)
-        return Influences(
-            positions[finite], positions[~finite], [together], np.array([before.mean()]), [values[:, None]]
-        )
+        return Influences(positions[finite], positions[~finite], [together], np.array([before.mean()]), [values])
 
     def _scores(self, dots: Array, norms: Array) -> Array:
         if self._alignment.score == "projection":
             return np.asarray(dots / (norms.sum() / max(len(norms), 1) + 1e-6))
         return np.asarray(dots / np.where(norms == 0, 1.0, norms))
 
-    def _zeros(self) -> list[Tensor]:
-        return [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
-
-    def _count_memory(self, snapshot: Snapshot, kept: list[Tensor]) -> None:
-        own = sum(tensor.nbytes for tensor in kept)
-        self.memory = (own + snapshot.bytes) / sum(tensor.nbytes for tensor in self._parameters)
-
-    def _clear(self) -> None:
-        for parameter in self._learner.modules.parameters():
-            parameter.grad = None
-
 
 @contextmanager
 def _preserve_gradients(modules: nn.Module) -> Iterator[None]:
-    """Restore the gradients at the end of the block."""
     kept = [(parameter, parameter.grad) for parameter in modules.parameters()]
     try:
         yield

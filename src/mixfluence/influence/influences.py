@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -38,6 +38,9 @@ class Influences:
     base: Array
     gains: list[Array]
     sign: int = -1
+    _combined: dict[Aggregate, tuple[Array, Array]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def on_targets(self) -> Array:
         """Return the influence of every probed dataset on every target."""
@@ -58,7 +61,12 @@ class Influences:
                 gains divided by the metric before, which weights targets equally; `worst`, the relative gain of the
                 target that a dataset helps least or harms most.
         """
-        scale = np.ones(len(self.base)) if how == "mean" else relative_scale(self.base)
+        if how not in self._combined:
+            self._combined[how] = self._combine(how)
+        return self._combined[how]
+
+    def _combine(self, how: Aggregate) -> tuple[Array, Array]:
+        scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
         gains = self.on_targets() / scale
         errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
         if how == "worst":
@@ -67,26 +75,12 @@ class Influences:
         return gains.mean(axis=1), np.sqrt((errors**2).sum(axis=1)) / len(self.targets)
 
 
-def relative_scale(base: Numbers) -> Numbers:
-    """Return the size of the metric before, raised so that an almost solved target cannot dominate."""
-    sizes = abs(base)
-    raised: Numbers = sizes.clip(min=MIN_SCALE * sizes.max())
-    # If all targets are solved, gains are not scaled.
-    scale: Numbers = raised + (raised == 0.0)
-    return scale
-
-
 def gather(
     probed: Sequence[int], targets: Sequence[str], before: Sequence[Array], after: Sequence[Sequence[Array]], sign: int
 ) -> Influences:
-    """Return the influences of a round, given metric values.
+    """Return the influences of a round, given values per query on each dev set.
 
-    Args:
-        probed: Datasets in the order of `after`.
-        targets: Names of the dev sets.
-        before: Values per query on each dev set, before any probe.
-        after: The same after the probe of each dataset.
-        sign: 1 if higher is better, -1 if lower is better.
+    `before` are the values before any probe, `after` those after the probe of each dataset.
     """
     positions = np.array(probed, np.int64)
     finite = np.array([all(np.isfinite(values).all() for values in proxy) for proxy in after], dtype=bool)
@@ -100,19 +94,21 @@ def gather(
 
 
 def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggregate, sign: int) -> Tensor:
-    """Return the influence of one dataset as `Influences.combine` does, without synchronising with the device.
-
-    Args:
-        before: Values per query on each dev set, before the probe.
-        after: The same after it.
-        how: As for `Influences.combine`.
-        sign: As for `gather`.
-    """
+    """Return the influence of one dataset as `Influences.combine` does, without synchronising with the device."""
     base, now = (torch.stack([values.double().mean() for values in evals]) for evals in (before, after))
     gains = sign * (now - base)
     if how != "mean":
-        gains = gains / relative_scale(base)
+        gains = gains / _relative_scale(base)
     return gains.min() if how == "worst" else gains.mean()
+
+
+def _relative_scale(base: Numbers) -> Numbers:
+    """Return the size of the metric before, raised so that an almost solved target cannot dominate."""
+    sizes = abs(base)
+    raised: Numbers = sizes.clip(min=MIN_SCALE * sizes.max())
+    # If all targets are solved, gains are not scaled.
+    scale: Numbers = raised + (raised == 0.0)
+    return scale
 
 
 def _contrast_errors(gains: Array) -> Array:

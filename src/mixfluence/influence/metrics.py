@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from mixfluence.errors import DataError
 
 Features = dict[str, Any]
-# Inputs of packed columns that are concatenated, offset or maximised, by their names in transformers.
-RUNS = ("input_ids", "position_ids", "token_type_ids", "seq_idx")
-BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
+Losses = nn.Module | Mapping[str, nn.Module]
+# Inputs of packed columns by their names in transformers: concatenated, maximised, and all that joining combines.
+TOKENS = ("input_ids", "position_ids", "token_type_ids")
 LONGEST = ("max_length_q", "max_length_k")
+COMBINED = {*TOKENS, *LONGEST, "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"}
 # Without gradients only the activations of one layer are kept: this many pieces fit where training fits one.
 PIECES_PER_PASS = 8
 
@@ -65,19 +66,16 @@ class Metric:
 
     def evaluate(self, model: nn.Module, batches: Sequence[DevBatch]) -> list[Tensor]:
         """Return the values of several targets, in as few forward passes as fit without gradients."""
-        if self.score is None or not all(packed(piece.columns[0]) for batch in batches for piece in batch.pieces):
+        if self.score is None:
             return [self.values(model, batch) for batch in batches]
-        pieces = iter(_embed_pieces(model, [piece for batch in batches for piece in batch.pieces]))
-        embedded = [_by_column([next(pieces) for _ in batch.pieces]) for batch in batches]
+        embedded = _embed(model, batches, PIECES_PER_PASS)
         return [self.score(*sides, batch) for sides, batch in zip(embedded, batches, strict=True)]
 
 
 def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:
-    """InfoNCE over the batch's positives: the metric of the paper and the default.
+    """InfoNCE over the batch's positives, and hard negatives if wanted: the metric of the paper and the default.
 
-    Args:
-        temperature: Divides the cosines; use that of training.
-        hard_negatives: Add the hard negatives of all rows to the passages.
+    The temperature divides the cosines; use that of training.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -91,10 +89,7 @@ def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
     """NDCG of the positive among all passages of the batch, smoothed so that small improvements count.
 
     Closer to the reported measure than InfoNCE, but flat for queries that already rank first. Try it if the dev loss
-    falls and dev NDCG does not rise.
-
-    Args:
-        temperature: How far apart two cosines must be to count as ranked.
+    falls and dev NDCG does not rise. The temperature is how far apart two cosines must be to count as ranked.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -108,8 +103,7 @@ def soft_ndcg_metric(temperature: float = 0.05) -> Metric:
 def distillation_metric(temperature: float = 0.02) -> Metric:
     """Cross-entropy with a teacher's scores over a row's own passages, for dev rows with scores.
 
-    Args:
-        temperature: Divides the cosines, not the teacher's scores.
+    The temperature divides the cosines, not the teacher's scores.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
@@ -125,13 +119,11 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
     return _metric_of(score, higher_is_better=False, hard_negatives=True)
 
 
-def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
+def loss_metric(loss: Losses) -> Metric:
     """The training loss, one value per piece of the batch, for losses that no other metric approximates.
 
-    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it applies.
-
-    Args:
-        loss: One loss, or one per dataset name, as the trainer has it.
+    Standard errors over a few pieces are rough; prefer `info_nce_metric` where it applies. A mapping has one loss per
+    dataset, as the trainer has it.
     """
 
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
@@ -144,14 +136,13 @@ def loss_metric(loss: nn.Module | Mapping[str, nn.Module]) -> Metric:
     return Metric(values, higher_is_better=False, hard_negatives=True)
 
 
-Losses = nn.Module | Mapping[str, nn.Module]
 # Names as recipes spell them; each is built for the training loss, whose temperature it takes.
 METRICS: dict[str, Callable[[Losses], Metric]] = {
     "info-nce": lambda loss: info_nce_metric(_temperature(loss)),
     "info-nce-hard": lambda loss: info_nce_metric(_temperature(loss), hard_negatives=True),
     "soft-ndcg": lambda loss: soft_ndcg_metric(_temperature(loss)),
     "distillation": lambda loss: distillation_metric(_temperature(loss)),
-    "training-loss": lambda loss: loss_metric(loss),
+    "training-loss": loss_metric,
 }
 
 
@@ -171,29 +162,25 @@ def _metric_of(
     score: Callable[[Tensor, Tensor, DevBatch], Tensor], *, higher_is_better: bool, hard_negatives: bool
 ) -> Metric:
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
-        return score(*embed(model, batch), batch)
+        return score(*_embed(model, [batch], 1)[0], batch)
 
     return Metric(values, higher_is_better, hard_negatives, score)
 
 
-def embed(model: nn.Module, batch: DevBatch) -> tuple[Tensor, Tensor]:
-    """Return normalised fp32 embeddings: queries x dimensions, and queries x passages per row x dimensions."""
-    return _by_column([embed_columns(model, piece.columns) for piece in batch.pieces])
-
-
-def _embed_pieces(model: nn.Module, pieces: Sequence[Piece]) -> list[list[Tensor]]:
-    """Return the embeddings of each piece's columns, encoding several pieces at a time."""
-    found: list[list[Tensor]] = []
-    for start in range(0, len(pieces), PIECES_PER_PASS):
-        group = pieces[start : start + PIECES_PER_PASS]
-        embeddings = iter(embed_columns(model, [column for piece in group for column in piece.columns]))
-        found += [[next(embeddings) for _ in piece.columns] for piece in group]
-    return found
-
-
-def _by_column(pieces: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-    joined = [F.normalize(torch.cat(parts).float(), dim=-1) for parts in zip(*pieces, strict=True)]
-    return joined[0], torch.stack(joined[1:], dim=1)
+def _embed(model: nn.Module, batches: Sequence[DevBatch], pieces_per_pass: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the normalised fp32 embeddings of each batch: [queries, d], and [queries, passages per row, d]."""
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    found: list[Tensor] = []
+    for start in range(0, len(pieces), pieces_per_pass):
+        group = pieces[start : start + pieces_per_pass]
+        found += embed_columns(model, [column for piece in group for column in piece.columns])
+    columns = iter(found)
+    embedded = []
+    for batch in batches:
+        by_piece = [[next(columns) for _ in piece.columns] for piece in batch.pieces]
+        joined = [F.normalize(torch.cat(parts).float(), dim=-1) for parts in zip(*by_piece, strict=True)]
+        embedded.append((joined[0], torch.stack(joined[1:], dim=1)))
+    return embedded
 
 
 def _scores(queries: Tensor, passages: Tensor) -> Tensor:
@@ -202,14 +189,10 @@ def _scores(queries: Tensor, passages: Tensor) -> Tensor:
 
 
 def embed_columns(model: nn.Module, columns: Sequence[Features]) -> list[Tensor]:
-    """Return the embeddings of every column.
+    """Return the embeddings of every column, given the model inputs of each.
 
     Packed columns are concatenated and encoded in one forward pass; padded ones would have to be padded to the
     longest of all, so that they are encoded one by one.
-
-    Args:
-        model: The encoder.
-        columns: Its inputs, one for each column.
     """
     if not _joinable(columns):
         # Copied, because modules of sentence-transformers write into their input.
@@ -223,11 +206,16 @@ def packed(column: Features) -> bool:
     return "cu_seq_lens_q" in column
 
 
+def _joinable(columns: Sequence[Features]) -> bool:
+    """Return whether columns are packed and equal in all inputs that joining does not combine."""
+    rest = [{name: value for name, value in column.items() if name not in COMBINED} for column in columns]
+    return all(map(packed, columns)) and all(other == rest[0] for other in rest)
+
+
 def _join_columns(columns: Sequence[Features]) -> Features:
     joined = dict(columns[0])
-    for name in RUNS:
-        if name in joined and name != "seq_idx":
-            joined[name] = torch.cat([column[name] for column in columns], dim=1)
+    for name in joined.keys() & TOKENS:
+        joined[name] = torch.cat([column[name] for column in columns], dim=1)
     tokens = texts = 0
     bounds, numbers = [columns[0]["cu_seq_lens_q"][:1]], []
     for column in columns:
@@ -238,12 +226,3 @@ def _join_columns(columns: Sequence[Features]) -> Features:
     joined["seq_idx"] = torch.cat(numbers, dim=1)
     joined["cu_seq_lens_q"] = joined["cu_seq_lens_k"] = torch.cat(bounds)
     return joined | {name: max(column[name] for column in columns) for name in LONGEST}
-
-
-def _joinable(columns: Sequence[Features]) -> bool:
-    """Return whether columns are packed and equal in all inputs that joining does not combine."""
-    if not all(map(packed, columns)):
-        return False
-    combined = {*RUNS, *BOUNDS, *LONGEST}
-    rest = [{name: value for name, value in column.items() if name not in combined} for column in columns]
-    return all(other == rest[0] for other in rest)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
-from mixfluence.influence.learner import Learner, refuse_without_moments
 from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.reptile import Displacement
-from mixfluence.influence.settings import Probe, Reptile
+from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 # Fraction of the maximum learning rate below which `floored` probes do not go.
@@ -28,18 +27,11 @@ MIN_RATE = 0.5
 class Prober:
     """Measures influences. Without Reptile, probing has no side effects: everything is restored bit by bit.
 
-    Cost of a round, in training steps of the same batch: datasets x inner steps for probes, and
-    (datasets + 1) x targets / 3 for dev evaluations. Memory in parameter sizes: 1 for the snapshot, 2 more with
-    inherited state, 1 more with Reptile. Several processes divide the datasets and exchange results once, at the end.
-
-    Args:
-        learner: The model in training.
-        probe: How to probe.
-        metric: The metric on dev.
-        reptile: How to follow the probes; None to discard them.
+    Several processes divide the datasets and exchange results once, at the end.
 
     Attributes:
-        memory: Extra device memory of the last round, in parameter sizes.
+        memory: Extra device memory of the last round, in parameter sizes: 1 for the snapshot, 2 more with inherited
+            state, 1 more with Reptile.
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
@@ -53,30 +45,24 @@ class Prober:
 
     @explain_out_of_memory("strategy.probe", "keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
     def measure(
-        self,
-        datasets: Sequence[int],
-        batches: Callable[[int], Iterable[Any]],
-        dev: Sequence[DevBatch],
-        *,
-        seed: int,
-        spread: float = math.inf,
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:
         """Probe datasets one after another; see `Meter.measure` for the arguments.
 
         A probe takes one step per batch; without batches its influence is exactly zero.
-
-        Raises:
-            RecipeError: If the device runs out of memory; everything is restored before.
         """
         if not datasets:
             with preserve_rng_and_modes(self._learner.modules):
                 return self._gather(datasets, dev, self._agreed(self._evaluate(dev)), [])
-        optimizer, inherited = self._learner.optimizer, self._probe.state == "inherited"
+        optimizer, reptile, inherited = self._learner.optimizer, self._reptile, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with preserve_rng_and_modes(self._learner.modules):
-            snapshot = self._snapshot(inherited)
-            follow = self._displacement(snapshot, spread)
-            self.memory = (snapshot.bytes + (follow.bytes if follow else 0)) / _bytes(self._parameters)
+            tensors = [*self._parameters, *self._learner.modules.buffers()]
+            snapshot = Snapshot(tensors, optimizer if inherited else None, on_cpu=self._probe.snapshot == "cpu")
+            start = snapshot.tensors[: len(self._parameters)]
+            follow = Displacement(self._parameters, start, reptile.weights, spread) if reptile else None
+            extra = snapshot.bytes + (follow.bytes if follow else 0)
+            self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
             before = self._agreed(self._evaluate(dev))
             own = []
             for dataset in datasets[self._learner.rank :: self._learner.world]:
@@ -87,11 +73,11 @@ class Prober:
                         gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
                         follow.add(self._parameters, gain)
             after = self._exchange(len(datasets), before, own)
-        if follow and self._reptile:
+        if follow and reptile:
             if self._learner.world > 1:
                 follow.merge(self._learner)
             rate = float(optimizer.param_groups[0]["lr"])
-            follow.apply(self._parameters, self._reptile.alpha(rate, relative_rate(optimizer)))
+            follow.apply(self._parameters, reptile.alpha(rate, relative_rate(optimizer)))
         return self._gather(datasets, dev, before, after)
 
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
@@ -130,20 +116,8 @@ class Prober:
     def _gather(
         self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
     ) -> Influences:
-        targets = [batch.target for batch in dev]
         first, *others = _to_cpu([before, *after])
-        return gather(datasets, targets, first, others, self._sign)
-
-    def _snapshot(self, inherited: bool) -> Snapshot:
-        buffers = self._learner.modules.buffers()
-        optimizer = self._learner.optimizer if inherited else None
-        return Snapshot([*self._parameters, *buffers], optimizer, on_cpu=self._probe.snapshot == "cpu")
-
-    def _displacement(self, snapshot: Snapshot, spread: float) -> Displacement | None:
-        if self._reptile is None:
-            return None
-        start = snapshot.tensors[: len(self._parameters)]
-        return Displacement(self._parameters, start, self._reptile.weights, spread)
+        return gather(datasets, [batch.target for batch in dev], first, others, self._sign)
 
 
 def relative_rate(optimizer: Optimizer) -> float:
@@ -160,32 +134,29 @@ class FrozenAdam:
     the whole step is determined by the dataset, at the scale that Adam has learned for each weight. The state of the
     optimizer is only read, so that a snapshot need not include it. Weight decay, which is the same for all datasets,
     is omitted.
-
-    Args:
-        optimizer: The optimizer of the run, of the Adam family.
-
-    Raises:
-        RecipeError: If it has no second moments, or not yet.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         refuse_without_moments(optimizer)
-        known = [state for state in optimizer.state.values() if "exp_avg_sq" in state and "step" in state]
+        known = {p: state for p, state in optimizer.state.items() if "exp_avg_sq" in state and "step" in state}
         if not known:
             raise RecipeError("momentum-free probes need an optimizer that has taken a step")
         # Left on the device, to avoid synchronising with it.
-        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known]).unbind()
-        self._counts = {id(state): count for state, count in zip(known, counts, strict=True)}
+        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known.values()]).unbind()
+        self._counts = dict(zip(known, counts, strict=True))
 
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         for group in self._optimizer.param_groups:
             decay = group["betas"][1]
-            live, gradients, squares, unbias = self._collect(group["params"], decay)
+            live = [p for p in group["params"] if p.grad is not None and p in self._counts]
             if not live:
                 continue
+            gradients = [p.grad for p in live]
+            squares = [self._optimizer.state[p]["exp_avg_sq"] for p in live]
+            unbias = [(1 - decay ** (1 + self._counts[p])).sqrt() for p in live]
             # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
             # embedding of an unseen token, would otherwise be divided by zero.
             roots = torch._foreach_mul(squares, decay)
@@ -195,23 +166,9 @@ class FrozenAdam:
             torch._foreach_add_(roots, group["eps"])
             torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
 
-    def _collect(
-        self, parameters: list[Tensor], decay: float
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-        live, gradients, squares, unbias = [], [], [], []
-        for parameter in parameters:
-            state = self._optimizer.state.get(parameter, {})
-            if parameter.grad is not None and id(state) in self._counts:
-                live.append(parameter)
-                gradients.append(parameter.grad)
-                squares.append(state["exp_avg_sq"])
-                unbias.append((1 - decay ** (1 + self._counts[id(state)])).sqrt())
-        return live, gradients, squares, unbias
-
 
 @contextmanager
 def _learning_rate(optimizer: Optimizer, wanted: str | float) -> Iterator[None]:
-    """Set the learning rate of probes within the block."""
     usual = [group["lr"] for group in optimizer.param_groups]
     try:
         for group, rate in zip(optimizer.param_groups, usual, strict=True):
@@ -231,7 +188,3 @@ def _to_cpu(evals: Sequence[list[Tensor]]) -> list[list[NDArray[np.float64]]]:
     flat = torch.cat([value.double() for value in values]).cpu().numpy()
     parts = iter(np.split(flat, np.cumsum([len(value) for value in values])[:-1]))
     return [[next(parts) for _ in one] for one in evals]
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from mixfluence.influence.learner import Learner
+from mixfluence.influence.settings import Learner
 
 
 class Displacement:
@@ -27,11 +26,7 @@ class Displacement:
     """
 
     def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        start: Sequence[Tensor],
-        weights: Literal["softmax", "sum"],
-        scale: float,
+        self, parameters: Sequence[Tensor], start: Sequence[Tensor], weights: Literal["softmax", "sum"], scale: float
     ) -> None:
         self._start = start
         self._weights = weights
@@ -86,7 +81,6 @@ class Displacement:
         return (exponent - self._largest).exp()
 
     def _rescale(self, largest: Tensor) -> None:
-        """Rescale the sums to a largest exponent that is at least as large."""
         factor = (self._largest - largest).exp()
         torch._foreach_mul_(self._sum, factor)
         self._total, self._largest = self._total * factor, largest

@@ -1,15 +1,15 @@
-"""How datasets are measured: the settings of probes, gradient alignment and Reptile, as recipes spell them.
+"""How datasets are measured: settings as recipes spell them, and the interfaces between a measurement and the trainer.
 
-This module needs no torch, so that recipes can be read without it. The classes that do the measuring are in `probe`
-and `alignment`.
+This module needs no torch, so that recipes can be read without it. `probe` and `alignment` do the measuring.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator
 
@@ -17,28 +17,68 @@ from mixfluence.errors import RecipeError
 from mixfluence.schema import BatchSize, Section, word_or_positive
 
 if TYPE_CHECKING:
-    from mixfluence.influence.learner import Learner, Meter
-    from mixfluence.influence.metrics import Metric
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from mixfluence.influence.influences import Influences
+    from mixfluence.influence.metrics import DevBatch, Metric
 
 Aggregate = Literal["mean", "relative", "worst"]
+# Returns the batches of a dataset, given its position in the mixture.
+Batches = Callable[[int], Iterable[Any]]
 # Cost of a forward pass in training steps (forward, backward and optimizer).
 FORWARD = 1 / 3
 
 
-def _known_metric(value: Any) -> Any:
-    # The default is not looked up: the registry imports torch.
-    if isinstance(value, str) and value != "info-nce":
-        from mixfluence.influence.metrics import METRICS
+class Learner(Protocol):
+    """What a measurement needs from the trainer, between two steps."""
 
-        if value not in METRICS:
-            raise ValueError(f"expected one of {', '.join(METRICS)}, found {value!r}")
-    return value
+    model: nn.Module
+    # Everything that is trained: the encoder, and losses with parameters.
+    modules: nn.Module
+    optimizer: Optimizer
+    # Number of this process among those that divide the datasets; a world of 1 works on every dataset together.
+    rank: int
+    world: int
+
+    def backward(self, batch: Any) -> None:
+        """Compute the clipped gradient of a batch's loss, in the `grad` of the parameters."""
+
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the values of the first process on every process, so that all take the same decisions."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes, on every process."""
 
 
-if TYPE_CHECKING:
-    MetricField = str | Metric
-else:
-    MetricField = Annotated[Any, BeforeValidator(_known_metric)]
+class Meter(Protocol):
+    """Measures the influence of datasets, without side effects except for a Reptile step."""
+
+    # Extra device memory of the last round, in parameter sizes.
+    memory: float
+
+    def measure(
+        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float
+    ) -> Influences:
+        """Measure datasets one after another.
+
+        Args:
+            datasets: Positions in the mixture. If empty, only the dev sets are evaluated.
+            batches: Returns the batches of a dataset.
+            dev: The rows of every target, the same for all datasets.
+            seed: Seed of dropout, the same for all datasets.
+            spread: Spread of the influences in the previous round; infinite if there was none.
+        """
+
+
+def refuse_without_moments(optimizer: Optimizer) -> None:
+    """Raise RecipeError for an optimizer that is not of the Adam family, before or after its first step."""
+    adam = all("betas" in group and "eps" in group for group in optimizer.param_groups)
+    if not adam or (optimizer.state and not any("exp_avg_sq" in state for state in optimizer.state.values())):
+        raise RecipeError(
+            "momentum-free probes and preconditioned gradients need an optimizer with second moments such as AdamW, "
+            f"found {type(optimizer).__name__}"
+        )
 
 
 class Reptile(Section):
@@ -61,6 +101,16 @@ class Reptile(Section):
         return self.rate
 
 
+def _known_metric(value: Any) -> Any:
+    # The default is not looked up: the registry imports torch.
+    if isinstance(value, str) and value != "info-nce":
+        from mixfluence.influence.metrics import METRICS
+
+        if value not in METRICS:
+            raise ValueError(f"expected one of {', '.join(METRICS)}, found {value!r}")
+    return value
+
+
 class Measurement(Section):
     """How a dataset is measured, and by which metric on the dev sets.
 
@@ -75,7 +125,7 @@ class Measurement(Section):
     aggregate: Aggregate = "mean"
     batch_size: BatchSize | None = None
     dev_batch_size: BatchSize = 256
-    metric: MetricField = "info-nce"
+    metric: Annotated[Any, BeforeValidator(_known_metric)] = "info-nce"
 
     @property
     @abstractmethod
@@ -90,12 +140,7 @@ class Measurement(Section):
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
         """Return the cost of a round in training steps.
 
-        Args:
-            datasets: How many are measured.
-            batch: Rows of a batch on one process, in training steps.
-            steps: Batches per dataset.
-            dev: Dev rows of all targets, in training steps.
-            processes: How many processes train together.
+        The unit of `batch`, a batch on one process, and of `dev`, the dev rows of all targets, is a training step too.
         """
 
     @abstractmethod

@@ -108,13 +108,9 @@ def preserve_rng_and_modes(modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def explain_out_of_memory(section: str, remedy: str) -> Iterator[None]:
-    """Turn an out-of-memory error into one that names the recipe keys to lower.
+    """Turn an out-of-memory error into one that names the recipe keys to lower, in a section, or another remedy.
 
     There is no retry with a smaller batch: it has fewer negatives and would measure something else.
-
-    Args:
-        section: The section of the recipe that configures the measurement.
-        remedy: What else helps.
     """
     try:
         yield

@@ -30,10 +30,8 @@ def lift(probabilities: Vector, floor: float) -> Vector:
     """Mix in the uniform distribution just enough that no probability is below `floor`."""
     share = floor * len(probabilities)
     if not 0 <= share <= 1:
-        raise RecipeError(
-            f"a floor of {floor} for {len(probabilities)} datasets adds up to {share:.3g}: "
-            f"it must lie between 0 and {1 / len(probabilities):.3g}"
-        )
+        limit = 1 / len(probabilities)
+        raise RecipeError(f"a floor of {floor} for {len(probabilities)} datasets must lie between 0 and {limit:.3g}")
     return (1 - share) * probabilities + floor
 
 

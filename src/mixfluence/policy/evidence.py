@@ -46,14 +46,10 @@ class Reward:
 class Evidence:
     """Turns measured values into rewards, weighted by their signal-to-noise ratio.
 
-    Two kinds of noise are distinguished. The dev queries are a sample: standard errors tell how much of the spread
-    that explains, and a contrast is trusted by the remaining share (empirical Bayes). The training batches of a probe
-    are a sample too, which standard errors over queries do not show; the agreement of successive rounds does.
-
-    Args:
-        shrink: Trust contrasts by their standard errors.
-        gate: Open the gate as the correlation of successive rounds, over the whole run, exceeds chance; fully at twice
-            its standard deviation. While it is closed, probabilities stay at the start.
+    The dev queries are a sample: with `shrink`, a contrast is trusted by the share of the spread that standard errors
+    do not explain (empirical Bayes). The training batches of a probe are a sample too, which only the agreement of
+    successive rounds shows: with `gate`, the gate opens as their correlation, over the whole run, exceeds chance, and
+    is fully open at twice its standard deviation. While it is closed, probabilities stay at the start.
     """
 
     def __init__(self, *, shrink: bool = True, gate: bool = True) -> None:
@@ -63,13 +59,7 @@ class Evidence:
         self._agreed, self._comparisons = 0.0, 0.0
 
     def judge(self, probed: NDArray[np.int64], values: Vector, errors: Vector) -> Reward:
-        """Return the reward of one round of measurements.
-
-        Args:
-            probed: Which datasets were measured.
-            values: What was measured, larger is better.
-            errors: Standard error of each value's difference from the mean of all.
-        """
+        """Return the reward of a round; `errors` are the standard errors of each value's difference from the mean."""
         contrasts = values - values.mean()
         spread = float(contrasts.std())
         if spread <= ROUNDING * np.abs(values).max(initial=0.0):

@@ -78,8 +78,7 @@ class Weights(Initial):
         """Return the logarithm of each weight, minus infinity for a weight of zero."""
         for name in self.weights:
             if name not in sizes:
-                near = get_close_matches(name, sizes, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, sizes, n=1))
                 raise RecipeError(f"weight for {name!r}, which is not a training dataset{hint}")
         if missing := [name for name in sizes if name not in self.weights]:
             raise RecipeError(f"no weight for {', '.join(map(repr, missing))}")

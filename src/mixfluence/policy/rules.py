@@ -61,6 +61,7 @@ class PolicyGradient(Rule):
     def start(self, logits: Vector) -> None:
         """Reset Adam's moments."""
         self._adam = Adam(len(logits))
+        self._state = self._adam.state
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Take one step uphill."""
@@ -74,14 +75,6 @@ class PolicyGradient(Rule):
             gradient = self._adam.direction(gradient, reward.probed)
         moved[reward.probed] += self.step * gradient
         return moved
-
-    def state_dict(self) -> dict[str, list[float]]:
-        """Return Adam's moments."""
-        return self._adam.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._adam.load_state_dict(state)
 
 
 class Mirror(Rule):
@@ -178,20 +171,16 @@ RULES: dict[str, type[Rule]] = {
 
 
 class Adam:
-    """Adam for a few numbers, of which only some are measured at a time; the others keep their moments and counts.
-
-    Args:
-        size: How many numbers there are.
-    """
+    """Adam for a few numbers, of which only some are measured at a time; the others keep their moments and counts."""
 
     _decay, _decay_squares, _epsilon = 0.9, 0.999, 1e-12
 
     def __init__(self, size: int) -> None:
-        self._state = {name: np.zeros(size) for name in ("count", "mean", "square")}
+        self.state = {name: np.zeros(size) for name in ("count", "mean", "square")}
 
     def direction(self, gradient: Vector, measured: NDArray[np.int64]) -> Vector:
         """Take the gradient of the measured numbers; return how far each should move, in steps."""
-        count, mean, square = self._state.values()
+        count, mean, square = self.state.values()
         count[measured] += 1
         mean[measured] = self._decay * mean[measured] + (1 - self._decay) * gradient
         square[measured] = self._decay_squares * square[measured] + (1 - self._decay_squares) * gradient**2
@@ -201,9 +190,9 @@ class Adam:
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return counts and moments as JSON values."""
-        return {name: values.tolist() for name, values in self._state.items()}
+        return {name: values.tolist() for name, values in self.state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name, values in self._state.items():
+        for name, values in self.state.items():
             values[:] = state[name]

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
-from mixfluence.attention import shape_free_attention
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.strategies import Static, Strategy
 from mixfluence.training.batches import Collator, MixtureRows, PlacedLoader, negatives_per_row, tokenise_all
