@@ -26,8 +26,9 @@ from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row, RowSet, cache_root, convert_content
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.policy.initial import Weights
 from mixfluence.runs import read_trace
-from mixfluence.strategies.crisp import CRISP
+from mixfluence.strategies.static import Static
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.clustering.test_embeddings import count_texts
@@ -249,7 +250,7 @@ def test_training_draws_from_clusters_with_a_weight(tmp_path: Path) -> None:
         model=model,
         args=arguments(tmp_path, max_steps=3),
         train_dataset=found.mixture,
-        strategy=CRISP(found.weights),
+        strategy=Static(init=Weights(found.weights)),
         loss=info_nce(model),
     )
     trainer.train()

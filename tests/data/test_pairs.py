@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import tempfile
@@ -149,7 +148,7 @@ def test_a_mapped_list_column_holds_all_negatives(tmp_path: Path) -> None:
     [
         (
             {"anchor": "q", "positive": "answers"},
-            r"p\.jsonl:1: no column 'answers' \(did you mean 'answer'\?\), found 'q', 'answer'",
+            r"p\.jsonl:1: no column 'answers', found 'q', 'answer'",
         ),
         ({"anchor": "q", "positive": "zzz"}, r"p\.jsonl:1: .*'zzz'"),
         ({"anchor": "q"}, "columns: .*'anchor'"),
@@ -243,12 +242,10 @@ def test_csv_quotes_group_text_over_lines_and_tsv_quotes_are_text(tmp_path: Path
     assert read(path) == [('"quoted" start', '"unbalanced', [], []), ("r", "b", [], [])]
 
 
-def test_long_csv_fields_are_read_and_the_limit_is_put_back(tmp_path: Path) -> None:
-    before = csv.field_size_limit()
+def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
-    path.write_text(f"q,a\nq,{'x' * (before + 1)}\n")
-    assert len(read(path)[0][1]) == before + 1
-    assert csv.field_size_limit() == before
+    path.write_text(f"q,a\nq,{'x' * 200_000}\n")
+    assert len(read(path)[0][1]) == 200_000
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from mixfluence.data.rows import RowSet, cache_root
-from mixfluence.data.token_cache import in_parallel
-from mixfluence.data.tokenize import PROBES, Task, Tokeniser, tokenise_unkept
+from mixfluence.data.tokenize import PROBES, Task, Tokeniser, in_parallel, tokenise_unkept
 from mixfluence.embedding import Prepared, TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import replacing

@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 import xxhash
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from mixfluence.data.rows import RowSet, text_key
-from mixfluence.data.token_cache import cached, in_parallel
-from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter
+from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter, cached
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
 ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
+CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 # A short text beside a long one, so that the output has padding; the last exceeds any maximum length.
 PROBES = [["a", "the quick brown fox jumps over the lazy dog " * times] for times in (64, 256, 2_000)]
 Task = Literal["query", "document"]
@@ -38,6 +42,7 @@ Advance = Callable[[int], object]
 # The ids of some texts in one array, and each text's length.
 Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Sides = dict[str, "Side"]
+Chunk = TypeVar("Chunk")
 # Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
 _shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
 
@@ -146,10 +151,9 @@ def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
-    """Return a dataset's token ids, from the cache if it has them.
+    """Return a dataset's token ids, from the cache if it has them. For a list of texts use `tokenise_texts`.
 
-    Rows selected from other datasets take their ids from those, which are tokenised as a whole. For a list of texts
-    use `tokenise_texts`.
+    Rows selected from other datasets take their ids from those, which are tokenised as a whole.
 
     Args:
         rows: The dataset.
@@ -161,29 +165,27 @@ def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Adva
         "query": tokeniser.side("query", prompts.query),
         "document": tokeniser.side("document", prompts.document),
     }
-    if rows.subsets:
-        return SelectedRows([(_tokenise_shared(whole, sides, advance), places) for whole, places in rows.subsets])
-    return _tokenise(rows, sides, advance)
-
-
-def _tokenise(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
-    tokenised, built = cached(_key(rows, sides), TokenisedRows, partial(_build_rows, rows, sides, advance))
-    if not built:
-        advance(len(rows))
-    return tokenised
-
-
-def _tokenise_shared(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
-    """Return a dataset's token ids, the same object while it is in use."""
-    key = _key(rows, sides)
-    tokenised = _shared.get(key)
-    if tokenised is None:
-        _shared[key] = tokenised = _tokenise(rows, sides, advance)
-    return tokenised
+    if not rows.subsets:
+        return _tokenise(rows, sides, _key(rows, sides), advance)
+    subsets = []
+    for whole, places in rows.subsets:
+        key = _key(whole, sides)
+        tokenised = _shared.get(key)
+        if tokenised is None:
+            _shared[key] = tokenised = _tokenise(whole, sides, key, advance)
+        subsets.append((tokenised, places))
+    return SelectedRows(subsets)
 
 
 def _key(rows: RowSet, sides: Sides) -> str:
     return "-".join([str(ROWS_CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
+
+
+def _tokenise(rows: RowSet, sides: Sides, key: str, advance: Advance) -> TokenisedRows:
+    tokenised, built = cached(key, TokenisedRows, partial(_build_rows, rows, sides, advance))
+    if not built:
+        advance(len(rows))
+    return tokenised
 
 
 def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
@@ -197,15 +199,36 @@ def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
         digest.update(b"%d " % len(content))
         digest.update(content)
     key = f"texts-{TEXTS_CACHE_VERSION}-{digest.hexdigest()}-{side.fingerprint}"
-    return cached(key, partial(TokenTable.open, side="text", layout=side.layout), partial(_build_texts, texts, side))[
-        0
-    ]
+    open_table = partial(TokenTable.open, side="text", layout=side.layout)
+    return cached(key, open_table, partial(_build_texts, texts, side))[0]
 
 
 def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:
     """Return the token ids of texts without the cache, on this core; for texts of later runs use `tokenise_texts`."""
     ids, lengths = side.tokenise(list(texts))
     return TokenTable(side.layout, np.cumsum([0, *lengths]), ids)
+
+
+def in_parallel(count: int, work: Callable[[int], Chunk]) -> DataLoader[Chunk]:
+    """Return the results of `work(0)` to `work(count - 1)` in order, on all cores if there are enough of them."""
+    workers = min(os.cpu_count() or 1, count // CHUNKS_PER_WORKER)
+    # Always forked: a spawned worker would import everything again, the user's script included.
+    parallel = workers > 1 and sys.platform == "linux"
+    return DataLoader(
+        range(count),  # type: ignore[arg-type]  # has a Dataset's methods
+        batch_size=None,
+        num_workers=workers if parallel else 0,
+        multiprocessing_context="fork" if parallel else None,
+        collate_fn=work,  # type: ignore[arg-type]  # called in the workers, with a number
+        worker_init_fn=_disable_tokenizer_threads,
+        # Its own generator, so that filling the cache does not change the dropout masks of the run.
+        generator=torch.Generator(),
+    )
+
+
+def _disable_tokenizer_threads(worker: int) -> None:
+    # Threads of the tokenizers library do not survive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
