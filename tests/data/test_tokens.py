@@ -112,7 +112,7 @@ def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.
     preprocess = model.preprocess
 
     def counting(texts: list[str], **options: Any) -> dict[str, Any]:
-        if texts not in tokenize.PROBES:
+        if texts != tokenize.PROBE:
             asked.append(len(texts))
         return dict(preprocess(texts, **options))
 
@@ -159,8 +159,7 @@ def test_whatever_changes_the_ids_has_its_own_folder(tiny_bert: SentenceTransfor
 
 
 def test_every_maximum_length_shows_in_the_key(tiny_bert: SentenceTransformer) -> None:
-    words = [len(probe[-1].split()) for probe in tokenize.PROBES]
-    lengths = [2, *(count + more for count in words[:-1] for more in range(4)), words[-1] - 1]
+    lengths = [2, 3, 64, 512, 513, 8_192, len(tokenize.PROBE[-1].split()) - 1]
     keys = set()
     for length in lengths:
         tiny_bert[0].query_length = length

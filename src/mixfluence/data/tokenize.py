@@ -35,8 +35,8 @@ from mixfluence.errors import DataError, MixfluenceError
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
 ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
 CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
-# A short text beside a long one, so that the output has padding; the last exceeds any maximum length.
-PROBES = [["a", "the quick brown fox jumps over the lazy dog " * times] for times in (64, 256, 2_000)]
+# A short text beside one that exceeds any maximum length: the output has padding and shows the truncation.
+PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
 # The ids of some texts in one array, and each text's length.
@@ -83,7 +83,7 @@ class Side:
         self._model = model
         self._options = {"task": task, "prompt": prompt or None}
         self.layout, probe_ids = self._find_layout()
-        known = [definition, asdict(self.layout), probe_ids.tolist(), prompt]
+        known = [definition, asdict(self.layout), probe_ids, prompt]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
 
     def tokenise(self, texts: list[str]) -> Ids:
@@ -93,37 +93,24 @@ class Side:
         ids_of = [np.empty(0, np.int32)] * len(texts)
         for start in range(0, len(texts), TEXTS_PER_CALL):
             places = order[start : start + TEXTS_PER_CALL]
-            ids, lengths = self._tokenise([texts[place] for place in places])
-            for place, own in zip(places, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+            output = self._model.preprocess([texts[place] for place in places], **self._options)
+            ids = output["input_ids"].numpy().astype(np.int32)
+            if self.layout.padded:
+                mask = output["attention_mask"].numpy().astype(bool)
+                ids, starts = ids[mask], np.cumsum(mask.sum(axis=1))[:-1]
+            else:
+                starts = output["offsets"].numpy()[1:]
+            for place, own in zip(places, np.split(ids, starts), strict=True):
                 ids_of[place] = own
         return np.concatenate([np.empty(0, np.int32), *ids_of]), np.array([len(ids) for ids in ids_of], np.int64)
 
-    def _tokenise(self, texts: list[str]) -> Ids:
-        output = self._model.preprocess(texts, **self._options)
-        ids: Tensor = output["input_ids"]
-        if not self.layout.padded:
-            starts = output["offsets"].numpy()
-            return ids.numpy().astype(np.int32), np.append(starts[1:], len(ids)) - starts
-        mask = output["attention_mask"].bool()
-        return ids[mask].numpy().astype(np.int32), mask.sum(dim=1).numpy()
-
-    def _preprocess_probe(self) -> dict[str, Any]:
-        """Return the features of a text that is truncated, if the model truncates."""
-        output: dict[str, Any] = {}
-        for probe in PROBES:
-            shorter, output = output.get("input_ids"), dict(self._model.preprocess(probe, **self._options))
-            # A longer text with as many tokens was truncated: even longer ones, the slowest, would change nothing.
-            if shorter is not None and shorter.shape == output["input_ids"].shape:
-                break
-        return output
-
-    def _find_layout(self) -> tuple[TokenLayout, NDArray[np.int64]]:
-        output = self._preprocess_probe()
+    def _find_layout(self) -> tuple[TokenLayout, list[int]]:
+        output = dict(self._model.preprocess(PROBE, **self._options))
         ids: Tensor = output.pop("input_ids", None)
         constants = {name: output.pop(name) for name in list(output) if not isinstance(output[name], Tensor)}
         constants["task"] = self._options["task"]
         if set(output) == {"offsets"}:
-            return TokenLayout(False, 0, False, [], constants), ids.numpy()
+            return TokenLayout(False, 0, False, [], constants), ids.tolist()
         mask = output.pop("attention_mask", None)
         unknown = [name for name, value in output.items() if value.any()]
         if ids is None or mask is None or unknown:
@@ -135,7 +122,7 @@ class Side:
         padding = mask[0] == 0
         pad_id = int(ids[0][padding][0]) if padding.any() else 0
         layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants)
-        return layout, ids[mask.bool()].numpy()
+        return layout, ids[mask.bool()].tolist()
 
 
 def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
@@ -283,7 +270,10 @@ def _number_texts(
     numbers, first = {}, {}
     for stem, side in ("anchor", "query"), ("passage", "document"):
         found = np.concatenate(keys[stem])
-        numbers[stem], first[side] = _number(found)
+        _, firsts, inverse = np.unique(found, return_index=True, return_inverse=True)
+        # Distinct texts are numbered in order of first occurrence.
+        numbers[stem] = np.argsort(np.argsort(firsts)).astype(np.int32)[inverse]
+        first[side] = np.isin(np.arange(len(found)), firsts)
         np.save(folder / f"{stem}_keys.npy", found)
         np.save(folder / f"{stem}s.npy", numbers[stem])
     np.save(folder / "passage_starts.npy", starts)
@@ -315,13 +305,3 @@ def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int
             raise DataError(f"row {row}: {len(given)} teacher scores for {size} passages")
         flat.extend(given or [np.nan] * size)
     return np.array(flat, np.float32)
-
-
-def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Number distinct keys by first occurrence; also return which entries are first occurrences."""
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int32)
-    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    is_first = np.zeros(len(keys), bool)
-    is_first[first] = True
-    return rank[inverse], is_first
