@@ -19,16 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
-from mixfluence.data.source import (
-    MAX_DROPPED_SHARE,
-    Dropped,
-    FileSource,
-    kind,
-    read_lines,
-    read_objects,
-    text_field,
-)
+from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, read_lines, read_objects, text_field
 from mixfluence.errors import DataError
+from mixfluence.schema import short
 
 TABLE_FILE = re.compile(r"(?P<name>.+)\.(tsv|jsonl|parquet)(\.gz)?")
 # train-00000-of-00003 is the first of three shards of train; the hub's own conversion has train/0000.
@@ -243,5 +236,5 @@ def read_texts(
 def _id(record: dict[str, Any], where: str, column: str) -> str:
     id = record.get(column)
     if isinstance(id, bool) or not isinstance(id, str | int):
-        raise DataError(f"{where}: found {kind(id)} as '{column}', expected text or a whole number")
+        raise DataError(f"{where}: found {short(id)} as '{column}', expected text or a whole number")
     return str(id)

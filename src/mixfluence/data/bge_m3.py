@@ -25,17 +25,9 @@ from mixfluence.data.beir import find_beir_files, make_task, read_grades, read_t
 from mixfluence.data.pairs import RecordReader
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once, count_difference, join
-from mixfluence.data.source import (
-    MAX_DROPPED_SHARE,
-    Dropped,
-    FileSource,
-    find_file,
-    kind,
-    read_objects,
-    read_records,
-    text_field,
-)
+from mixfluence.data.source import FileSource, Record, find_file, read_objects, read_records, text_field
 from mixfluence.errors import DataError
+from mixfluence.schema import short
 
 PUBLISHED = Path(__file__).with_suffix(".yaml")
 FILE = re.compile(r"(?P<name>.+)_len-(?P<start>\d+)-(?P<end>\d+|inf)\.jsonl(\.gz)?")
@@ -150,7 +142,8 @@ class MldrSource(FileSource):
     def read_rows(self) -> RowSet:
         """Return the rows of the split, one per query."""
         file = find_file(self._folder, f"{self.split}.jsonl")
-        return convert_once([file], {"format": "mldr"}, lambda notes: _mldr_rows(file, notes))
+        reader = RecordReader(str(file), per="query")
+        return convert_once([file], {"format": "mldr"}, lambda notes: reader.read([_mldr_records(file)], notes))
 
     def read_task(self, name: str) -> RetrievalSet:
         """Return the split as a task with the language's whole corpus."""
@@ -166,24 +159,16 @@ class MldrSource(FileSource):
         return self.path / f"mldr-v1.0-{self.language}"
 
 
-def _mldr_rows(file: Path, notes: list[str]) -> Iterator[Row]:
-    dropped = Dropped(str(file), "queries without text or without a positive")
+def _mldr_records(file: Path) -> Iterator[Record]:
     for where, record in read_objects(file):
-        dropped.total += 1
         query = text_field(record, "query", where).strip()
         positives, negatives = (_passages(record, f"{side}_passages", where) for side in ("positive", "negative"))
-        if query and positives:
-            yield Row(query, positives[0], negatives)
-        else:
-            dropped.add(where)
-    dropped.report(notes, limit=MAX_DROPPED_SHARE)
+        yield where, {"query": query, "pos": positives, "neg": negatives}
 
 
 def _passages(record: dict[str, Any], column: str, where: str) -> list[str]:
     """Return the texts of a list of passages, without empty ones; no value is an empty list."""
     passages = record.get(column) or []
     if not isinstance(passages, list) or not all(isinstance(passage, dict) for passage in passages):
-        raise DataError(
-            f"{where}: found {kind(passages)} as '{column}', expected a list of objects with docid and text"
-        )
+        raise DataError(f"{where}: found {short(passages)} as '{column}', expected a list of objects with a text")
     return [text for passage in passages if (text := text_field(passage, "text", where).strip())]

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once
-from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, Record, SourceSection, kind, read_records
+from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, Record, SourceSection, read_records
 from mixfluence.errors import DataError
-from mixfluence.schema import WholeNumber
+from mixfluence.schema import WholeNumber, short
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -165,7 +165,7 @@ class RecordReader:
             return [Row(anchor, positive, negatives)]
         if not isinstance(record, dict):
             expected = "a list of texts or an object" if self._mapped is None else "an object with named columns"
-            raise DataError(f"{where}: found {kind(record)}, expected {expected}")
+            raise DataError(f"{where}: found {short(record)}, expected {expected}")
         if self._mapped is None and (name := _set_column(record)):
             self._ignored.update(record.keys() - {name})
             # Fewer than two texts make an empty row, which is counted as left out.
@@ -263,15 +263,14 @@ def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int
     for column, values, length in zip(roles.scores, lists, lengths, strict=True):
         found = values or []
         if not isinstance(found, list) or len(found) != length:
-            amount = f"{len(found)} scores" if isinstance(found, list) else kind(found)
+            amount = f"{len(found)} scores" if isinstance(found, list) else short(found)
             raise DataError(f"{where}: found {amount} in column '{column}', expected {length}, one per passage")
     return [_score(value, where) for values in lists for value in values or []]
 
 
 def _score(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
-        found = value if isinstance(value, float) else kind(value)
-        raise DataError(f"{where}: found {found} as a score, expected a finite number")
+        raise DataError(f"{where}: found {short(value)} as a score, expected a finite number")
     return float(value)
 
 
@@ -288,7 +287,7 @@ def _text(value: Any, where: str, place: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{where}: found {kind(value)} in {place}, expected text")
+        raise DataError(f"{where}: found {short(value)} in {place}, expected text")
     return value
 
 

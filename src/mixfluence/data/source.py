@@ -18,14 +18,12 @@ from pydantic import ValidationInfo, field_validator
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.errors import DataError
-from mixfluence.schema import Count, PathLike, Section
+from mixfluence.schema import Count, PathLike, Section, short
 
 LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
-KINDS = {type(None): "no value", bool: "true or false", int: "a number", float: "a number", str: "text"}
-KINDS |= {list: "a list", dict: "an object"}
 # A record's place in its file, for messages, and its value.
 Record = tuple[str, Any]
 
@@ -152,7 +150,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every record with its place; all must be objects."""
     for where, record in read_records(path):
         if not isinstance(record, dict):
-            raise DataError(f"{where}: found {kind(record)}, expected an object")
+            raise DataError(f"{where}: found {short(record)}, expected an object")
         yield where, record
 
 
@@ -160,13 +158,8 @@ def text_field(record: dict[str, Any], name: str, where: str) -> str:
     """Return a field that must be text."""
     value = record.get(name)
     if not isinstance(value, str):
-        raise DataError(f"{where}: found {kind(value)} as '{name}', expected text")
+        raise DataError(f"{where}: found {short(value)} as '{name}', expected text")
     return value
-
-
-def kind(value: Any) -> str:
-    """Return the type of a value from a file, as named in messages."""
-    return KINDS.get(type(value), type(value).__name__)
 
 
 def _lines(path: Path) -> Iterator[str]:
