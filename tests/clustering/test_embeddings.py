@@ -191,7 +191,7 @@ def test_another_encoder_has_its_own_vectors(
     assert after.vectors(rows).shape != before.shape or (after.vectors(rows) != before).any()
 
 
-def test_the_key_tells_rows_and_options_apart_and_forgets_where_a_model_lies(
+def test_the_key_covers_rows_and_options_but_not_the_path_of_the_model(
     tiny_bert: SentenceTransformer, tmp_path: Path
 ) -> None:
     one, other = row_set(Row("w1", "w2")), row_set(Row("w1", "w3"))

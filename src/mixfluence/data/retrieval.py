@@ -23,10 +23,10 @@ class RetrievalSet:
 
     Args:
         name: Its name in tables.
-        query_ids: One id per query.
-        queries: Query texts.
-        doc_ids: One id per passage.
-        docs: Passage texts, with titles prepended.
+        query_ids: Their ids, in the order of `queries`.
+        queries: The texts of queries.
+        doc_ids: Their ids, in the order of `docs`.
+        docs: The texts of passages, with titles prepended.
         qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
         query_prompt: Prepended to queries; None for the model's own prompt.
         passage_prompt: Prepended to passages; None for the model's own prompt.

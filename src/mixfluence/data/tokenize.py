@@ -74,9 +74,8 @@ class Tokeniser:
 class Side:
     """Queries or documents: the tokenizer with a task and a prompt.
 
-    Attributes:
-        layout: How the model takes the token ids, found by calling `preprocess` rather than by the model's class.
-        fingerprint: Differs if the same text gives other ids, for whatever reason.
+    The layout is found by calling `preprocess` rather than by the model's class. The fingerprint differs if the same
+    text gives other ids, for whatever reason.
     """
 
     def __init__(self, model: SentenceTransformer, task: Task, prompt: str, definition: str) -> None:
@@ -140,18 +139,11 @@ def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
     """Return a dataset's token ids, from the cache if it has them. For a list of texts use `tokenise_texts`.
 
-    Rows selected from other datasets take their ids from those, which are tokenised as a whole.
-
-    Args:
-        rows: The dataset.
-        tokeniser: The model's, called with task "query" for anchors and "document" for passages.
-        prompts: Prepended to every query and passage.
-        advance: Called with numbers of finished rows, for a progress bar.
+    Rows selected from other datasets take their ids from those, which are tokenised as a whole. `advance` is called
+    with numbers of finished rows, for a progress bar.
     """
-    sides = {
-        "query": tokeniser.side("query", prompts.query),
-        "document": tokeniser.side("document", prompts.document),
-    }
+    query, document = tokeniser.side("query", prompts.query), tokeniser.side("document", prompts.document)
+    sides = {"query": query, "document": document}
     if not rows.subsets:
         return _tokenise(rows, sides, _key(rows, sides), advance)
     subsets = []

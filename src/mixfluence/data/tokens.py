@@ -47,8 +47,6 @@ class TokenLayout:
     Attributes:
         padded: A padded matrix with an attention mask, as for transformers; otherwise one flat sequence with the
             offset of each text, as for static embeddings.
-        pad_id: The padding token.
-        pad_left: Whether padding comes before the text.
         zeros: Further inputs of the matrix's shape that are zero for a single text (token types).
         constants: Features that are the same for every batch (task, modality, length of the prompt).
     """
@@ -133,13 +131,10 @@ class TokenisedRows:
     """A dataset as token ids, which training reads instead of text.
 
     Attributes:
-        queries: Token ids of the anchors.
+        queries: Token ids of the anchors; `anchors` has the number of each row's.
         documents: Token ids of positives and negatives.
         distinct_positives: How many different positives there are; a batch cannot have more rows.
-        least_negatives: Negatives of the row that has fewest.
-        most_negatives: Negatives of the row that has most.
-        has_scores: Whether there are teacher scores.
-        anchors: Each row's anchor, by its number in `queries`.
+        least_negatives: Negatives of the row that has fewest; `most_negatives` likewise.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -200,11 +195,7 @@ class TokenisedRows:
 
 
 class SelectedRows(TokenisedRows):
-    """Some rows of one or several datasets, used like a dataset of their own; their token ids are not copied.
-
-    Args:
-        subsets: Datasets tokenised alike, each with the numbers of its rows, in row order.
-    """
+    """Some rows of datasets that are tokenised alike, used like a dataset; their token ids are not copied."""
 
     def __init__(self, subsets: Sequence[tuple[TokenisedRows, Positions]]) -> None:
         self._subsets = subsets
@@ -224,9 +215,9 @@ class SelectedRows(TokenisedRows):
         self._anchor_keys = np.concatenate([whole._anchor_keys[rows] for whole, rows in subsets])
         self._passages = np.concatenate([whole._passages[own] + offset for whole, own, offset in chosen])
         self._passage_keys = np.concatenate([whole._passage_keys[own] for whole, own, _ in chosen])
-        missing = np.float32(np.nan)
+        unknown = np.float32(np.nan)
         scores = np.concatenate(
-            [np.full(len(own), missing) if whole._scores is None else whole._scores[own] for whole, own, _ in chosen]
+            [np.full(len(own), unknown) if whole._scores is None else whole._scores[own] for whole, own, _ in chosen]
         )
         self.has_scores = bool(np.isfinite(scores).any())
         self._scores = scores if self.has_scores else None
