@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,16 +48,6 @@ def cut(targets: dict[str, str], pool: Mixture = POOL, **options: Any) -> Partit
     return partition(pool, dev, ENCODER, **{"branching": 2, "least_rows": 4, **options})
 
 
-def shares(found: Partition, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return how much of each dataset is drawn, given weights or counts of drawn clusters."""
-    drawn = dict.fromkeys((name for rows in found.rows.values() for name in rows), 0.0)
-    for cluster, weight in weights.items():
-        size = sum(found.rows[cluster].values())
-        for name, rows in found.rows[cluster].items():
-            drawn[name] += weight * rows / size
-    return drawn
-
-
 def by_topic(found: Partition) -> dict[str, float]:
     """Return the weight of each cluster under the topics it holds."""
     return {"".join(sorted(set(topics_of(found.mixture[name])))): weight for name, weight in found.weights.items()}
@@ -68,7 +57,7 @@ def test_dev_rows_of_one_topic_leave_only_its_cluster() -> None:
     found = cut({"target": "a" * 8})
     assert by_topic(found) == {"a": 1.0}
     assert list(found.mixture) == list(found.weights)
-    assert shares(found, found.weights) == {"x": 1.0, "y": 0.0}
+    assert found.shares(found.weights) == {"x": 1.0, "y": 0.0}
     assert sorted(found.rows.values(), key=len) == [{"x": 20}, {"x": 4, "y": 12}]
 
 
@@ -76,7 +65,7 @@ def test_smoothing_adds_rows_spread_like_the_training_rows() -> None:
     found = cut({"target": "a" * 8}, smoothing=3.0)
     rare = 3 * 16 / 36 / 11
     assert by_topic(found) == pytest.approx({"a": (8 + 3 * 20 / 36) / 11, "b": rare})
-    assert shares(found, found.weights) == pytest.approx({"x": 1 - 0.75 * rare, "y": 0.75 * rare})
+    assert found.shares(found.weights) == pytest.approx({"x": 1 - 0.75 * rare, "y": 0.75 * rare})
 
 
 def test_every_target_counts_alike() -> None:
@@ -93,7 +82,7 @@ def test_what_stands_for_a_row_decides_its_cluster(texts: Literal["query", "pass
 
     pool = Mixture({"x": rows("a", "b"), "y": rows("c", "d")})
     found = partition(pool, {"target": rows("a", "d")}, ENCODER, texts=texts, branching=2, least_rows=4)
-    assert shares(found, found.weights)[dataset] == 1.0
+    assert found.shares(found.weights)[dataset] == 1.0
 
 
 @pytest.mark.slow
@@ -111,8 +100,8 @@ def test_no_row_and_no_mass_is_lost(pool: list[str], dev: list[str], **options: 
     found = cut({f"t{number}": topics for number, topics in enumerate(dev)}, mixture, **options)
     assert sum(found.weights.values()) == pytest.approx(1)
     assert min(found.weights.values()) > 0
-    assert sum(shares(found, found.weights).values()) == pytest.approx(1)
-    assert set(shares(found, {})) == set(mixture)
+    assert sum(found.shares(found.weights).values()) == pytest.approx(1)
+    assert list(found.shares({})) == list(mixture)
     for name, size in mixture.sizes.items():
         assert sum(rows.get(name, 0) for rows in found.rows.values()) == size
     of_dataset = options["per"] == "dataset"
@@ -132,7 +121,7 @@ def test_dev_rows_like_the_pool_give_proportional_shares(levels: int) -> None:
     pool = Mixture({"x": rows_on("abcd" * 15), "y": rows_on("bbd" * 13)})
     both = RowSet(Dataset.from_list([*pool["x"].rows, *pool["y"].rows]), "both")
     found = partition(pool, {"target": both}, ENCODER, levels=levels, branching=3, least_rows=5)
-    assert shares(found, found.weights) == pytest.approx({"x": 60 / 99, "y": 39 / 99})
+    assert found.shares(found.weights) == pytest.approx({"x": 60 / 99, "y": 39 / 99})
     assert found.weights == pytest.approx({name: size / 99 for name, size in found.mixture.sizes.items()})
     assert len(found.weights) > 2
 
@@ -141,7 +130,7 @@ def test_clusters_per_dataset_never_mix_and_compete_for_dev_rows() -> None:
     pool = Mixture({"x": rows_on("abba" * 10), "y/z": rows_on("cddc" * 10)})
     found = cut({"target": "aacaad"}, pool, per="dataset")
     assert by_topic(found) == pytest.approx({"a": 4 / 6, "c": 1 / 6, "d": 1 / 6})
-    assert shares(found, found.weights) == pytest.approx({"x": 4 / 6, "y/z": 2 / 6})
+    assert found.shares(found.weights) == pytest.approx({"x": 4 / 6, "y/z": 2 / 6})
     assert set(found.rows) == {"x/0", "x/1", "y/z/0", "y/z/1"}
     assert found.sources == {name: name.rsplit("/", 1)[0] for name in found.mixture}
     assert by_topic(cut({"target": "dd"}, pool, per="dataset")) == {"d": 1.0}
@@ -275,4 +264,4 @@ def test_training_draws_from_clusters_with_a_weight(tmp_path: Path) -> None:
     assert dict(zip(found.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)) == {
         name: 4 * drawn[name] for name in found.mixture
     }
-    assert sum(shares(found, drawn).values()) == pytest.approx(3)
+    assert sum(found.shares(drawn).values()) == pytest.approx(3)

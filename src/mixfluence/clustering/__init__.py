@@ -35,11 +35,22 @@ class Partition:
         mixture: The rows of every cluster with a weight, named like `pool/3.17`, or `nq/3.17` per dataset.
         weights: The probability of each cluster of the mixture.
         rows: Rows of each cluster by dataset, including clusters without a weight.
+        datasets: The clustered datasets.
     """
 
     mixture: Mixture
     weights: dict[str, float]
     rows: dict[str, dict[str, int]]
+    datasets: tuple[str, ...]
+
+    def shares(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Return how much of each dataset is drawn, given weights or counts of drawn clusters."""
+        shares = dict.fromkeys(self.datasets, 0.0)
+        for cluster, weight in weights.items():
+            size = sum(self.rows[cluster].values())
+            for name, rows in self.rows[cluster].items():
+                shares[name] += weight * rows / size
+        return shares
 
     @property
     def sources(self) -> dict[str, str | None]:
@@ -106,7 +117,7 @@ def partition(
     weighted = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if weight}
     logger.info("%d clusters, %d of them with a weight", len(names), len(weighted))
     rows = {cluster: counts for part in parts for cluster, counts in part.rows_by_dataset().items()}
-    return Partition(Mixture(drawn), weighted, rows)
+    return Partition(Mixture(drawn), weighted, rows, tuple(mixture))
 
 
 class _Clusters:
