@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from mixfluence.clustering import embeddings
 from mixfluence.clustering.embeddings import Embedder, Points, Texts
-from mixfluence.data import token_cache
+from mixfluence.data import tokenize
 from mixfluence.data.rows import Row, cache_root
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError
@@ -119,7 +119,7 @@ def test_an_encoder_whose_inputs_only_sentence_transformers_can_prepare(
 def test_datasets_encoded_in_one_go_keep_their_rows_and_no_tokens(
     tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
 ) -> None:
-    monkeypatch.setattr(token_cache, "CHUNKS_PER_WORKER", chunks_per_worker)
+    monkeypatch.setattr(tokenize, "CHUNKS_PER_WORKER", chunks_per_worker)
     monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", 3)
     datasets = [
         row_set(*(Row(f"w{first + i}", f"w{first + 2 * i} w1") for i in range(size)))
@@ -191,7 +191,7 @@ def test_another_encoder_has_its_own_vectors(
     assert after.vectors(rows).shape != before.shape or (after.vectors(rows) != before).any()
 
 
-def test_the_key_tells_rows_and_options_apart_and_forgets_where_a_model_lies(
+def test_the_key_covers_rows_and_options_but_not_the_path_of_the_model(
     tiny_bert: SentenceTransformer, tmp_path: Path
 ) -> None:
     one, other = row_set(Row("w1", "w2")), row_set(Row("w1", "w3"))

@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 
 from mixfluence.clustering import Partition, partition
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import Row, RowSet, cache_root, convert_content
+from mixfluence.data.rows import Row, RowSet, cache_root, convert_once
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.policy.initial import Weights
 from mixfluence.runs import read_trace
-from mixfluence.strategies.crisp import CRISP
+from mixfluence.strategies.static import Static
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.clustering.test_embeddings import count_texts
@@ -180,7 +181,7 @@ def test_fingerprints_tell_which_rows_of_which_content() -> None:
 
 def test_the_text_of_a_cluster_stays_in_the_file_of_its_dataset() -> None:
     def kept(name: str) -> RowSet:
-        return convert_content(name, lambda _: (Row(**row) for row in POOL[name].rows))
+        return convert_once([], {"name": name}, lambda _: (Row(**row) for row in POOL[name].rows))
 
     pool = Mixture({name: kept(name) for name in POOL})
     found = partition(pool, {"target": rows_on("ab")}, ENCODER, branching=2, least_rows=4)
@@ -249,7 +250,7 @@ def test_training_draws_from_clusters_with_a_weight(tmp_path: Path) -> None:
         model=model,
         args=arguments(tmp_path, max_steps=3),
         train_dataset=found.mixture,
-        strategy=CRISP(found.weights),
+        strategy=Static(init=Weights(found.weights)),
         loss=info_nce(model),
     )
     trainer.train()

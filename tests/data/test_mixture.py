@@ -67,7 +67,7 @@ def test_equal_rows_have_equal_fingerprints_however_they_are_stored() -> None:
     assert converted.fingerprint not in {Mixture({"d": each}).fingerprints["d"] for each in other}
 
 
-def test_the_fingerprint_tells_texts_in_one_field_from_texts_in_two() -> None:
+def test_the_fingerprint_distinguishes_one_field_from_two() -> None:
     fingerprints = {
         row_set(Row("ab", "c")).fingerprint,
         row_set(Row("a", "bc")).fingerprint,

@@ -101,7 +101,7 @@ def test_queries_without_a_positive_are_left_out_while_few(folder: Path) -> None
     put(folder / "mldr-v1.0-hi" / "train.jsonl.gz", [*many, query(30, [], [1])])
     rows = read_mldr_rows(folder, "hi", "train")
     assert len(rows) == 30
-    assert "1 of 31 queries" in rows.notes[0]
+    assert "1 of 31 rows" in rows.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import tempfile
@@ -83,9 +82,9 @@ def test_teacher_scores_follow_their_passages(tmp_path: Path) -> None:
         ({"pos_scores": [1]}, ".*'neg_scores'"),
         ({"pos_scores": [], "neg_scores": [1, 2]}, ".*'pos_scores'"),
         ({"pos_scores": 1, "neg_scores": [1]}, ".*'pos_scores'"),
-        ({"pos_scores": ["1"], "neg_scores": [1]}, "found text as a score"),
+        ({"pos_scores": ["1"], "neg_scores": [1]}, "found '1' as a score"),
         ({"pos_scores": [float("nan")], "neg_scores": [1]}, "found nan as a score"),
-        ({"pos_scores": [10**400], "neg_scores": [1]}, "found a number as a score"),
+        ({"pos_scores": [10**400], "neg_scores": [1]}, "found 1000.* as a score"),
     ],
 )
 def test_scores_that_do_not_fit_are_refused(tmp_path: Path, scores: dict[str, Any], named: str) -> None:
@@ -149,7 +148,7 @@ def test_a_mapped_list_column_holds_all_negatives(tmp_path: Path) -> None:
     [
         (
             {"anchor": "q", "positive": "answers"},
-            r"p\.jsonl:1: no column 'answers' \(did you mean 'answer'\?\), found 'q', 'answer'",
+            r"p\.jsonl:1: no column 'answers', found 'q', 'answer'",
         ),
         ({"anchor": "q", "positive": "zzz"}, r"p\.jsonl:1: .*'zzz'"),
         ({"anchor": "q"}, "columns: .*'anchor'"),
@@ -175,7 +174,7 @@ def test_a_wrong_column_map_is_explained(tmp_path: Path, columns: Any, named: st
         ({"a": "x"}, ".*'a'"),
         ({"a": "x", "label": "y"}, ".*'a', 'label'"),
         ({}, ".*columns none"),
-        ({"a": "x", "b": 3}, "found a number in column 'b', expected text"),
+        ({"a": "x", "b": 3}, "found 3 in column 'b', expected text"),
         ({"a": "x", "b": "y", "id": 3}, ".*'id'"),
         ({"a": ["x"], "b": "y"}, ".*'a'"),
         ({"query": "x", "pos": [{}]}, ".*'pos'"),
@@ -243,12 +242,10 @@ def test_csv_quotes_group_text_over_lines_and_tsv_quotes_are_text(tmp_path: Path
     assert read(path) == [('"quoted" start', '"unbalanced', [], []), ("r", "b", [], [])]
 
 
-def test_long_csv_fields_are_read_and_the_limit_is_put_back(tmp_path: Path) -> None:
-    before = csv.field_size_limit()
+def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
-    path.write_text(f"q,a\nq,{'x' * (before + 1)}\n")
-    assert len(read(path)[0][1]) == before + 1
-    assert csv.field_size_limit() == before
+    path.write_text(f"q,a\nq,{'x' * 200_000}\n")
+    assert len(read(path)[0][1]) == 200_000
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data import token_cache, tokenize
+from mixfluence.data import tokenize, tokens
 from mixfluence.data.rows import Row, RowSet, cache_root, fingerprint, text_key, write_rows
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import TokenTable
@@ -97,7 +97,7 @@ def test_many_texts_of_many_chunks_keep_their_order(
     make_static: MakeModel, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
 ) -> None:
     monkeypatch.setattr(tokenize, "ROWS_PER_CHUNK", 5)
-    monkeypatch.setattr(token_cache, "CHUNKS_PER_WORKER", chunks_per_worker)
+    monkeypatch.setattr(tokenize, "CHUNKS_PER_WORKER", chunks_per_worker)
     monkeypatch.setattr(tokenize, "TEXTS_PER_CALL", 2)
     done: list[int] = []
     tokenised = tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts(), done.append)
@@ -112,7 +112,7 @@ def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.
     preprocess = model.preprocess
 
     def counting(texts: list[str], **options: Any) -> dict[str, Any]:
-        if texts not in tokenize.PROBES:
+        if texts != tokenize.PROBE:
             asked.append(len(texts))
         return dict(preprocess(texts, **options))
 
@@ -159,8 +159,7 @@ def test_whatever_changes_the_ids_has_its_own_folder(tiny_bert: SentenceTransfor
 
 
 def test_every_maximum_length_shows_in_the_key(tiny_bert: SentenceTransformer) -> None:
-    words = [len(probe[-1].split()) for probe in tokenize.PROBES]
-    lengths = [2, *(count + more for count in words[:-1] for more in range(4)), words[-1] - 1]
+    lengths = [2, 3, 64, 512, 513, 8_192, len(tokenize.PROBE[-1].split()) - 1]
     keys = set()
     for length in lengths:
         tiny_bert[0].query_length = length
@@ -188,16 +187,16 @@ def test_an_interrupted_build_leaves_nothing(tiny_bert: SentenceTransformer) -> 
 
 
 def test_what_a_killed_build_leaves_is_deleted_a_day_later(make_static: MakeModel) -> None:
-    tokens = cache_root() / "tokens"
+    folder = cache_root() / "tokens"
     now = time.time()
     for name, age in {"alive": 3_600.0, "killed": 90_000.0}.items():
-        file = tokens / f"{token_cache.BUILDING}{name}" / "query_ids.bin"
+        file = folder / f"{tokens.BUILDING}{name}" / "query_ids.bin"
         file.parent.mkdir(parents=True)
         file.write_bytes(b"1234")
         for path in (file, file.parent):
             os.utime(path, (now - age, now - age))
     tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts())
-    assert [path.name for path in tokens.glob(f"{token_cache.BUILDING}*")] == [f"{token_cache.BUILDING}alive"]
+    assert [path.name for path in folder.glob(f"{tokens.BUILDING}*")] == [f"{tokens.BUILDING}alive"]
 
 
 def test_a_folder_that_another_process_finished_first_is_taken(make_static: MakeModel, tmp_path: Path) -> None:
@@ -224,7 +223,7 @@ def test_one_of_several_builds_a_folder() -> None:
         (folder / "ids").write_text("1 2 3", encoding="utf-8")
 
     def need(_: int) -> tuple[str, bool]:
-        return token_cache.cached("key", lambda folder: (folder / "ids").read_text(encoding="utf-8"), build)
+        return tokens.cached("key", lambda folder: (folder / "ids").read_text(encoding="utf-8"), build)
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(need, range(4)))

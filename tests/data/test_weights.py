@@ -1,9 +1,9 @@
 """Weights on disk: those of a file, and those a run ended with or had on average.
 
-- What was written is read back; what is no mapping of names to numbers is refused.
+- Weights are read back as written; anything but a mapping of names to numbers is an error.
 - The average counts every batch once, by the weights of its line: an update's own line has no batches.
 - A static run's average is its mixture, and that of a run whose weights turned round half-way is even.
-- A folder without the file, a damaged trace and one that tells of no batch are one clear error.
+- A folder without the file, a damaged trace and a trace without batches are errors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"a": "much"}', '{"a": true}'])
-def test_what_is_no_weights_is_refused(tmp_path: Path, text: str) -> None:
+def test_other_contents_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "weights.json").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=r"weights\.json: "):
         replayed_weights(tmp_path, "final")

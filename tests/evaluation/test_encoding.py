@@ -18,7 +18,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.data import token_cache, tokenize
+from mixfluence.data import tokenize
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.evaluation.retrieval import encode_task
 
@@ -67,7 +67,7 @@ def test_many_chunks_keep_their_order(
     model: SentenceTransformer, task: RetrievalSet, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
 ) -> None:
     monkeypatch.setattr(tokenize, "TEXTS_PER_CHUNK", 9)
-    monkeypatch.setattr(token_cache, "CHUNKS_PER_WORKER", chunks_per_worker)
+    monkeypatch.setattr(tokenize, "CHUNKS_PER_WORKER", chunks_per_worker)
     assert_as_by_library(model, task)
 
 

@@ -19,8 +19,8 @@ import atheris  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["mixfluence", "yaml"]):
     from mixfluence.data.beir import read_grades
-    from mixfluence.data.files import read_records
     from mixfluence.data.pairs import RecordReader
+    from mixfluence.data.source import read_records
     from mixfluence.data.weights import read_weights
     from mixfluence.errors import MixfluenceError
     from mixfluence.recipe_yaml import load_recipe

@@ -3,7 +3,6 @@
 - Recipes: any text, any tree of values as YAML, and any change on the command line.
 - JSON lines, tables and Parquet, plain and gzipped, whole and with bytes changed; files of judgements and of weights.
 - What was written well is read as it was written.
-- No input makes a reader hold much more than the longest line it accepts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,9 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mixfluence.data.beir import read_grades
-from mixfluence.data.files import LONGEST_LINE, read_lines, read_records
 from mixfluence.data.weights import read_weights
-from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.evaluation.dev_queries import read_dev_queries
 from mixfluence.evaluation.results import read_evaluation
 from mixfluence.recipe import Recipe
@@ -229,42 +226,6 @@ def test_a_recipe_may_use_a_list_twice(place: Path) -> None:
     path.write_text(RECIPE.replace("[near, far]", "&all [near, far]").replace("[dev]", "*all"), encoding="utf-8")
     recipe = load_recipe(path, files_may_be_missing=True)
     assert list(recipe.dev) == list(recipe.train) == ["near", "far"]
-
-
-def peak(read: Callable[[], object]) -> int:
-    """Return the most memory that a reader held at a time, in bytes; it must refuse what it reads."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(MixfluenceError):
-            read()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("read", [read_lines, read_records])
-def test_a_line_without_end_in_a_small_archive_is_given_up(
-    read: Callable[[Path], Iterator[object]], place: Path
-) -> None:
-    piece = gzip.compress(b"x" * (LONGEST_LINE // 4))
-    file = write(place / ".jsonl.gz", gzip.compress(b'["a", "b"]\n') + piece * 40, [])
-    assert file.stat().st_size < 4_000_000
-    assert peak(lambda: list(read(file))) < 4 * LONGEST_LINE
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_the_line_that_is_too_long_is_named(number: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixfluence.data.files.LONGEST_LINE", 20)
-    file = write(place / ".jsonl", b'["a", "b"]\n' * (number - 1) + b'["a", "' + b"x" * 20 + b'"]\n', [])
-    with pytest.raises(DataError, match=rf"{file.name}:{number}: "):
-        read_pairs(file)
-
-
-def test_a_line_of_just_the_longest_length_is_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = b'["a", "b"]\n'
-    monkeypatch.setattr("mixfluence.data.files.LONGEST_LINE", len(line))
-    assert len(read_pairs(write(place / ".jsonl", line * 3, []))) == 3
 
 
 def test_two_recipes_that_extend_each_other_are_refused(place: Path) -> None:

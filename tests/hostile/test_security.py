@@ -100,7 +100,8 @@ def test_yaml_is_loaded_safely_and_tensors_without_pickles() -> None:
             owner, name = ast.unparse(node.func.value), node.func.attr
             options = {word.arg: ast.unparse(word.value) for word in node.keywords}
             if (owner, name) in {("yaml", "load"), ("yaml", "compose")}:
-                loads.append((place, options.get("Loader") == "_Loader"))
+                loader = options.get("Loader") or ast.unparse(node.args[1])
+                loads.append((place, loader in {"_Loader", "yaml.SafeLoader"}))
             if (owner, name) in {("yaml", "unsafe_load"), ("yaml", "full_load")}:
                 loads.append((place, False))
             if (owner, name) == ("torch", "load"):

@@ -1,5 +1,216 @@
-"""Clusters of training rows, weighted by the dev rows that fall into them: the offline stage of CRISP."""
+"""The offline stage of CRISP: clusters of the training rows, weighted by the dev rows that fall into them."""
 
-from mixfluence.clustering.partitioning import Partition, partition
+from __future__ import annotations
 
-__all__ = ["Partition", "partition"]
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import xxhash
+from datasets import Dataset, Features, concatenate_datasets
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from mixfluence.clustering.embeddings import COLUMNS, Embedder, Matrix, Points, Texts
+from mixfluence.clustering.tree import Nodes, Tree, grow, merge
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.rows import RowSet, Subset, arrow_schema, cache_root
+from mixfluence.errors import RecipeError
+from mixfluence.files import replacing
+
+logger = logging.getLogger(__name__)
+CACHE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Clusters to train on, and how often to draw each.
+
+    Attributes:
+        mixture: The rows of every cluster with a weight, named like `pool/3.17`, or `nq/3.17` per dataset.
+        weights: The probability of each cluster of the mixture.
+        rows: Rows of each cluster by dataset, including clusters without a weight.
+        datasets: The clustered datasets.
+    """
+
+    mixture: Mixture
+    weights: dict[str, float]
+    rows: dict[str, dict[str, int]]
+    datasets: tuple[str, ...]
+
+    def shares(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Return how much of each dataset is drawn, given weights or counts of drawn clusters."""
+        shares = dict.fromkeys(self.datasets, 0.0)
+        for cluster, weight in weights.items():
+            size = sum(self.rows[cluster].values())
+            for name, rows in self.rows[cluster].items():
+                shares[name] += weight * rows / size
+        return shares
+
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """The dataset of each cluster of the mixture; None for a cluster of several datasets."""
+        return {
+            cluster: next(iter(rows)) if len(rows := self.rows[cluster]) == 1 else None for cluster in self.mixture
+        }
+
+
+def partition(
+    mixture: Mixture,
+    targets: Mapping[str, RowSet],
+    encoder: SentenceTransformer,
+    *,
+    levels: int = 1,
+    branching: int = 32,
+    per: Literal["pool", "dataset"] = "pool",
+    texts: Texts = "both",
+    smoothing: float = 0.0,
+    least_rows: int,
+    seed: int = 0,
+) -> Partition:
+    """Cluster the training rows and weight each cluster by the dev rows that fall into it.
+
+    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. Memory holds a chunk of
+    embeddings and a few numbers per row. With several processes, call it in the first one before the others, which
+    then read its cache.
+
+    Args:
+        mixture: The training datasets.
+        targets: The dev sets, weighted equally whatever their size.
+        encoder: Embeds the rows; a small one is enough.
+        levels: Depth of the tree: at most `branching ** levels` clusters.
+        branching: Clusters per split.
+        per: Cluster the whole pool, or each dataset separately if rows of two datasets must not share a batch. A dev
+            row then falls into the nearest cluster of all datasets.
+        texts: What represents a row: its anchor, its positive, or the mean of both.
+        smoothing: Pseudo-counts added to each dev histogram, distributed like the training rows: for many clusters
+            and few dev rows. With 0, clusters without a dev row are never drawn.
+        least_rows: Smaller clusters are merged with their neighbours; use the batch size.
+        seed: Seed of samples and of k-means.
+    """
+    limits = {"levels": (levels, 1), "branching": (branching, 2), "least_rows": (least_rows, 1)}
+    for option, (value, least) in {**limits, "smoothing": (smoothing, 0)}.items():
+        if not least <= value < math.inf:
+            raise RecipeError(f"{option} must be at least {least} and finite, found {value}")
+    for option, choice, choices in ("per", per, ("pool", "dataset")), ("texts", texts, tuple(COLUMNS)):
+        if choice not in choices:
+            raise RecipeError(f"{option} must be one of {', '.join(choices)}, found {choice!r}")
+    if not targets:
+        raise RecipeError("clusters are weighted by dev sets: at least one is needed")
+    dev = Mixture(targets)
+    embedder = Embedder(encoder, texts)
+    embedder.encode(chain(mixture.values(), dev.values()))
+    pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
+    parts = [
+        _Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
+        for name, pool in pools.items()
+    ]
+    weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], smoothing)
+    chosen = np.split(weights > 0, np.cumsum([len(part.names) for part in parts])[:-1])
+    drawn = chain.from_iterable(part.row_sets(mask) for part, mask in zip(parts, chosen, strict=True))
+    names = [name for part in parts for name in part.names]
+    weighted = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if weight}
+    logger.info("%d clusters, %d of them with a weight", len(names), len(weighted))
+    rows = {cluster: counts for part in parts for cluster, counts in part.rows_by_dataset().items()}
+    return Partition(Mixture(drawn), weighted, rows, tuple(mixture))
+
+
+class _Clusters:
+    """The clusters of datasets that are clustered together: leaves of a tree, small ones merged.
+
+    `rows` has the rows of each cluster (first axis) in each dataset (second axis).
+    """
+
+    def __init__(self, name: str, datasets: Mixture, embedder: Embedder, least_rows: int, **shape: int) -> None:
+        self.datasets = datasets
+        self._tree, self._leaves = _cluster(name, datasets, embedder, **shape)
+        cuts = np.cumsum(list(datasets.sizes.values()))[:-1]
+        per_node = np.stack([np.bincount(part, minlength=len(self._tree)) for part in np.split(self._leaves, cuts)])
+        groups = merge(self._tree, per_node.sum(axis=0), least_rows)
+        used, self._clusters = np.unique(groups, return_inverse=True)
+        self.names = [f"{name}/{self._tree.path(node)}" for node in used.tolist()]
+        self.rows: NDArray[np.int64] = np.zeros((len(used), len(datasets)), np.int64)
+        np.add.at(self.rows, self._clusters, per_node.T)
+
+    def assign(self, points: Matrix) -> tuple[NDArray[np.int64], Matrix]:
+        """Return the cluster of each point, and its cosine with the centroid of its leaf."""
+        leaves = self._tree.leaves(points)
+        return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
+
+    def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
+        """Yield the names and rows of chosen clusters. Texts are not copied, and tokenised by dataset."""
+        pool = concatenate_datasets([_cast(dataset.rows) for dataset in self.datasets.values()])
+        clusters = self._clusters.astype(np.int32)[self._leaves]
+        rows = np.flatnonzero(chosen[clusters])
+        rows = rows[np.argsort(clusters[rows], kind="stable")]
+        sizes = self.rows.sum(axis=1)[chosen]
+        for number, members in zip(np.flatnonzero(chosen), np.split(rows, np.cumsum(sizes))[:-1], strict=True):
+            # Row numbers and dataset fingerprints identify the rows, without reading their text again.
+            digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
+            digest.update(members.tobytes())
+            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), subsets=self._subsets(members))
+
+    def rows_by_dataset(self) -> dict[str, dict[str, int]]:
+        """Return the number of rows of each cluster by dataset."""
+        return {
+            cluster: {name: count for name, count in zip(self.datasets, counts, strict=True) if count}
+            for cluster, counts in zip(self.names, self.rows.tolist(), strict=True)
+        }
+
+    def _subsets(self, members: NDArray[np.int64]) -> tuple[Subset, ...]:
+        """Split the ascending rows of a cluster by dataset."""
+        starts = np.cumsum([0, *self.datasets.sizes.values()])[:-1]
+        parts = np.split(members, np.searchsorted(members, starts[1:]))
+        datasets = zip(self.datasets.values(), parts, starts, strict=True)
+        return tuple(Subset(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
+
+
+def _cluster(
+    name: str, datasets: Mixture, embedder: Embedder, *, levels: int, branching: int, seed: int
+) -> tuple[Tree, Nodes]:
+    """Return the tree and the leaf of each row, from the cache if the same embeddings were clustered before."""
+    vectors = [embedder.key(rows) for rows in datasets.values()]
+    key = json.dumps([CACHE_VERSION, vectors, levels, branching, seed])
+    folder = cache_root() / "clusters" / xxhash.xxh3_128_hexdigest(key.encode())
+    tree, leaves = folder / "tree.npz", folder / "leaves.npy"
+    if not leaves.exists():
+        points = Points([embedder.vectors(rows) for rows in datasets.values()])
+        logger.info("clustering %s: %d rows", name, len(points))
+        # The tree is renamed first: the file of leaves marks that both are complete.
+        with replacing(leaves) as unfinished, replacing(tree) as temporary:
+            nodes = np.lib.format.open_memmap(unfinished, "w+", np.int32, (len(points),))
+            grow(points, nodes, levels=levels, branching=branching, seed=seed).save(temporary)
+            nodes.flush()
+    return Tree.load(tree), np.load(leaves, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+
+
+def _cast(rows: Dataset) -> Dataset:
+    """Return rows with the standard column types; a user's own may have wider scores."""
+    features = Features.from_arrow_schema(arrow_schema())
+    return rows if rows.features == features else rows.cast(features)
+
+
+def _weights(parts: Sequence[_Clusters], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
+    """Return the mean over targets of the smoothed histogram over the clusters of all parts."""
+    sizes = np.concatenate([part.rows.sum(axis=1) for part in parts])
+    prior = smoothing * sizes / sizes.sum()
+    histograms = []
+    for points in targets:
+        counts = prior.copy()
+        for _, chunk in points.chunks():
+            counts += np.bincount(_nearest(parts, chunk), minlength=len(sizes))
+        histograms.append(counts / counts.sum())
+    return np.asarray(np.mean(histograms, axis=0))
+
+
+def _nearest(parts: Sequence[_Clusters], points: Matrix) -> NDArray[np.int64]:
+    """Return the cluster of each point, numbered over all parts: that of the part with the nearest leaf."""
+    starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]
+    clusters, cosines = zip(*(part.assign(points) for part in parts), strict=True)
+    nearest = np.argmax(cosines, axis=0)
+    return np.asarray(starts[nearest] + np.stack(clusters)[nearest, np.arange(len(points))])

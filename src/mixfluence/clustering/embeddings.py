@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +22,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from mixfluence.data.rows import RowSet, cache_root
-from mixfluence.data.token_cache import in_parallel
-from mixfluence.data.tokenize import PROBES, Task, Tokeniser, tokenise_unkept
+from mixfluence.data.tokenize import PROBE, Task, Tokeniser, in_parallel, tokenise_unkept
 from mixfluence.embedding import Prepared, TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import replacing
@@ -46,13 +44,9 @@ COLUMNS: dict[Texts, dict[str, Task]] = {
 
 
 class Embedder:
-    """Embeds rows by their anchor, their positive, or the normalised mean of both.
+    """Embeds rows by their anchor, their positive, or the normalised mean of both, with the encoder's own prompts.
 
     Runs in bfloat16 on GPUs that support it, because the files have 16-bit numbers anyway.
-
-    Args:
-        encoder: Any text encoder; its own prompts and lengths are used.
-        texts: Which texts represent a row.
     """
 
     def __init__(self, encoder: SentenceTransformer, texts: Texts) -> None:
@@ -77,8 +71,8 @@ class Embedder:
         if not missing:
             return
         logger.info("encoding %d rows for clustering", sum(map(len, missing.values())))
-        work = _Chunks(list(missing.values()), self._sides)
-        chunks = iter(in_parallel(len(work), work.__getitem__))
+        starts = [(rows, start) for rows in missing.values() for start in range(0, len(rows), ROWS_PER_CHUNK)]
+        chunks = iter(in_parallel(len(starts), lambda number: self._prepare(*starts[number])))
         with self._precision():
             for path, rows in missing.items():
                 with replacing(path) as temporary:
@@ -87,6 +81,15 @@ class Embedder:
                     for start in range(0, len(rows), ROWS_PER_CHUNK):
                         file[start : start + ROWS_PER_CHUNK] = _encode(next(chunks), list(self._sides.values()))
                     file.flush()
+
+    def _prepare(self, rows: RowSet, start: int) -> Chunk:
+        batch = rows.rows.select_columns(list(self._sides))[start : start + ROWS_PER_CHUNK]
+        chunk = []
+        for column, encoder in self._sides.items():
+            numbers = {text: number for number, text in enumerate(dict.fromkeys(batch[column]))}
+            places = np.array([numbers[text] for text in batch[column]], np.int64)
+            chunk.append((encoder.prepare(list(numbers), tokenise_unkept), places))
+        return chunk
 
     @cached_property
     def _sides(self) -> dict[str, TextEncoder]:
@@ -98,29 +101,6 @@ class Embedder:
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self._half else nullcontext()
-
-
-class _Chunks:
-    """Rows in chunks, each with its distinct texts prepared for encoding."""
-
-    def __init__(self, datasets: Sequence[RowSet], sides: Mapping[str, TextEncoder]) -> None:
-        self._datasets = [dataset.rows.select_columns(list(sides)) for dataset in datasets]
-        self._sides = sides
-        self._ends = np.cumsum([math.ceil(len(dataset) / ROWS_PER_CHUNK) for dataset in datasets])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, number: int) -> Chunk:
-        which = int(np.searchsorted(self._ends, number, side="right"))
-        start = (number - (int(self._ends[which - 1]) if which else 0)) * ROWS_PER_CHUNK
-        batch = self._datasets[which][start : start + ROWS_PER_CHUNK]
-        chunk = []
-        for column, encoder in self._sides.items():
-            numbers = {text: number for number, text in enumerate(dict.fromkeys(batch[column]))}
-            places = np.array([numbers[text] for text in batch[column]], np.int64)
-            chunk.append((encoder.prepare(list(numbers), tokenise_unkept), places))
-        return chunk
 
 
 class Points:
@@ -186,15 +166,9 @@ def _inputs(encoder: SentenceTransformer) -> list[str]:
         tokeniser = Tokeniser(encoder)
         return [tokeniser.side(task, "").fingerprint for task in tasks]
     except MixfluenceError:
-        return [_features_hash(encoder.preprocess(PROBES[-1], task=task)) for task in tasks]
-
-
-def _features_hash(features: Mapping[str, Any]) -> str:
-    digest = xxhash.xxh3_128()
-    for name, value in sorted(features.items()):
-        digest.update(f"{name} ".encode())
-        digest.update(_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
-    return digest.hexdigest()
+        features = [sorted(encoder.preprocess(PROBE, task=task).items()) for task in tasks]
+        values = [value for side in features for item in side for value in item]
+        return [bytes(_bytes(value)).hex() if isinstance(value, Tensor) else repr(value) for value in values]
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -23,11 +23,7 @@ ITERATIONS = 20
 class Tree:
     """Nodes in order of creation: the root is 0, and the children of a node have consecutive numbers.
 
-    Attributes:
-        centroids: One unit vector per node.
-        parents: Parent of each node; -1 for the root.
-        first: First child of each node; 0 for a leaf.
-        branching: Children of each split node.
+    Centroids are unit vectors. The parent of the root is -1, the first child of a leaf is 0.
     """
 
     centroids: Matrix
@@ -78,12 +74,7 @@ class Tree:
 def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int) -> Tree:
     """Cluster points level by level, training each node on a sample of its points.
 
-    Args:
-        points: The points; read once per level.
-        nodes: An array of zeros, one per point, possibly on disk; overwritten with the leaf of each point.
-        levels: Depth of the tree.
-        branching: Clusters per split.
-        seed: Seed of samples and of k-means.
+    `nodes` has a zero per point, possibly on disk, and is overwritten with the leaf of each point.
     """
     sample = _sample(len(points), MAX_PER_CLUSTER * branching, np.random.default_rng(seed))
     middle = points.take(sample).mean(axis=0, keepdims=True)
@@ -102,11 +93,6 @@ def merge(tree: Tree, rows: NDArray[np.int64], least_rows: int) -> Nodes:
     A leaf with enough rows is a group of its own. The small leaves below a node form one group, named by that node,
     if they have enough rows together; else they are passed to the node above. What is left at the root joins the
     groups of the nearest centroids, or is the only group. Inner nodes have the group of what is left below them.
-
-    Args:
-        tree: The clusters.
-        rows: Rows of each node; only leaves have any.
-        least_rows: Minimum rows per group, unless there is only one.
     """
     left = rows.copy()
     groups = np.full(len(tree), -1, np.int32)
@@ -127,11 +113,7 @@ def merge(tree: Tree, rows: NDArray[np.int64], least_rows: int) -> Nodes:
 
 
 def spherical_kmeans(points: Matrix, clusters: int, seed: int) -> Matrix:
-    """Return unit-length centroids of points by cosine.
-
-    Raises:
-        RecipeError: If faiss is not installed.
-    """
+    """Return unit-length centroids of points by cosine."""
     try:
         import faiss
     except ImportError as error:

@@ -12,25 +12,20 @@ share exceeds `MAX_DROPPED_SHARE`, the folder is rejected.
 from __future__ import annotations
 
 import csv
-import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, kind, read_lines, read_objects, text_field
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
-from mixfluence.data.source import FileSource
+from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, read_lines, read_objects, text_field
 from mixfluence.errors import DataError
+from mixfluence.schema import short
 
-logger = logging.getLogger(__name__)
-
-TABLES = (".parquet", ".jsonl", ".jsonl.gz")
-JUDGEMENTS = (".tsv", ".tsv.gz", *TABLES)
+TABLE_FILE = re.compile(r"(?P<name>.+)\.(tsv|jsonl|parquet)(\.gz)?")
 # train-00000-of-00003 is the first of three shards of train; the hub's own conversion has train/0000.
 SHARD = re.compile(r"-\d+-of-\d+$")
-LARGEST_GRADE = 2**31 - 1  # trec_eval's limit
 # (query id, passage id) -> grade, in file order.
 Grades = dict[tuple[str, str], int]
 
@@ -68,54 +63,40 @@ class BeirFiles(NamedTuple):
 
 
 def find_beir_files(folder: Path, split: str, prefix: str = "") -> BeirFiles:
-    """Return the files of one split.
+    """Return the files of one split of the judgements, with the prefix of mteb's folders of several sets.
 
-    Args:
-        folder: Contains the tables.
-        split: The split of the judgements. If queries or corpus have splits too: this one, or else their only one.
-        prefix: Prefix of mteb's folders in a repository of several sets.
-
-    Raises:
-        DataError: If a table or the split is missing.
+    If queries or corpus have splits too, those of the same split are taken, or else their only one.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
     corpus, queries = (_find_texts(folder, f"{prefix}{table}", split) for table in ("corpus", "queries"))
-    return BeirFiles(corpus, queries, _find_judgements(folder, split, prefix))
+    found: set[str] = set()
+    for place in (f"{prefix}qrels", "default", "data", f"../{folder.name}-qrels"):
+        splits = _splits(folder / place)
+        if split in splits:
+            return BeirFiles(corpus, queries, splits[split])
+        found |= splits.keys()
+    names = ", ".join(sorted(found)) or "none"
+    raise DataError(f"{folder / f'{prefix}qrels'}: no split '{split}' ({split}.tsv), found: {names}")
 
 
 def _find_texts(folder: Path, table: str, split: str) -> list[Path]:
     for file in (folder / f"{table}.jsonl", folder / f"{table}.jsonl.gz"):
         if file.is_file():
             return [file]
-    splits = _splits(folder / table, TABLES)
+    splits = _splits(folder / table)
     if split in splits:
         return splits[split]
     if len(splits) != 1:
-        found = f"found the splits {', '.join(sorted(splits))}" if splits else "found neither"
-        raise DataError(f"{folder}: expected {table}.jsonl or {table}.jsonl.gz, or a folder {table} in it, {found}")
+        names = ", ".join(sorted(splits)) or "none"
+        raise DataError(f"{folder}: expected {table}.jsonl or a folder {table} with one split, found: {names}")
     return next(iter(splits.values()))
 
 
-def _find_judgements(folder: Path, split: str, prefix: str) -> list[Path]:
-    places = [folder / f"{prefix}qrels", folder / "default", folder / "data", folder.with_name(f"{folder.name}-qrels")]
-    found: set[str] = set()
-    for place in places:
-        splits = _splits(place, JUDGEMENTS)
-        if split in splits:
-            return splits[split]
-        found |= splits.keys()
-    names = ", ".join(sorted(found)) or "none"
-    raise DataError(f"{places[0]}: no split '{split}' ({split}.tsv), found: {names}")
-
-
-def _splits(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
+def _splits(folder: Path) -> dict[str, list[Path]]:
     """Return the files of a folder by split: all shards in Parquet, else one file, plain rather than gzipped."""
     splits: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
-        ending = next((ending for ending in endings if file.name.endswith(ending)), None)
-        if ending and file.is_file():
-            name = SHARD.sub("", file.name.removesuffix(ending))
+        if (match := TABLE_FILE.fullmatch(file.name)) and file.is_file():
+            name = SHARD.sub("", match["name"])
             splits.setdefault(file.parent.name if name.isdecimal() else name, []).append(file)
     return {
         name: [file for file in files if file.suffix == ".parquet"] or [min(files, key=lambda file: len(file.name))]
@@ -126,48 +107,46 @@ def _splits(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
 def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
     """Return the task that these files contain."""
     grades = read_grades(files.qrels)
-    queries = _read_texts(files.queries, {query for query, _ in grades})
-    return make_task(name, files.qrels[0], grades, queries, _read_texts(files.corpus, titled=True))
+    queries = read_texts(files.queries, {query for query, _ in grades})
+    return make_task(name, files.qrels[0], grades, queries, read_texts(files.corpus, titled=True))
 
 
 def make_task(
     name: str, qrels: Path, grades: Grades, queries: dict[str, str], passages: dict[str, str]
 ) -> RetrievalSet:
-    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out and logged."""
+    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out with a note."""
     notes: list[str] = []
     known = _drop_unknown(grades, queries, passages, qrels, notes)
-    named = tuple(f"{name}: {note}" for note in notes)
-    for note in named:
-        logger.warning("%s", note)
     judged: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
     for (query, passage), grade in known.items():
         judged[query][passage] = grade
-    texts = [queries[query] for query in judged]
-    return RetrievalSet(name, list(judged), texts, list(passages), list(passages.values()), judged, notes=named)
+    return RetrievalSet(
+        name,
+        query_ids=list(judged),
+        queries=[queries[query] for query in judged],
+        doc_ids=list(passages),
+        docs=list(passages.values()),
+        qrels=judged,
+        notes=tuple(f"{name}: {note}" for note in notes),
+    )
 
 
 def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
     grades = read_grades(files.qrels)
-    queries = _read_texts(files.queries, {query for query, _ in grades})
-    passages = _read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
+    queries = read_texts(files.queries, {query for query, _ in grades})
+    passages = read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
     grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
     _note_empty(files.queries[0], "queries without text", queries, notes)
     _note_empty(files.corpus[0], "judged passages without text", passages, notes)
-    positives = {
-        (query, passage): grade
-        for (query, passage), grade in grades.items()
-        if grade > 0 and queries[query] and passages[passage]
-    }
-    for query, passage in positives if per == "pair" else _best(positives):
+    positives = [pair for pair, grade in grades.items() if grade > 0 and queries[pair[0]] and passages[pair[1]]]
+    if per == "query":
+        best: dict[str, tuple[str, str]] = {}
+        for pair in positives:
+            if pair[0] not in best or grades[pair] > grades[best[pair[0]]]:
+                best[pair[0]] = pair
+        positives = list(best.values())
+    for query, passage in positives:
         yield Row(queries[query], passages[passage])
-
-
-def _best(positives: Grades) -> Iterator[tuple[str, str]]:
-    best: dict[str, str] = {}
-    for (query, passage), grade in positives.items():
-        if query not in best or grade > positives[query, best[query]]:
-            best[query] = passage
-    yield from best.items()
 
 
 def _drop_unknown(
@@ -198,23 +177,18 @@ def read_grades(files: Sequence[Path]) -> Grades:
     """Read tables of three columns or TREC's four, JSON lines or Parquet; of duplicate judgements the last counts."""
     grades: Grades = {}
     for file in files:
-        lines = _table_lines if file.name.endswith((".tsv", ".tsv.gz")) else _record_lines
-        first = True
-        for where, query, passage, score in lines(file):
+        table = file.name.endswith((".tsv", ".tsv.gz"))
+        for number, (where, query, passage, score) in enumerate((_table_lines if table else _record_lines)(file)):
             grade = _grade(score)
             if grade is not None:
                 grades[query, passage] = grade
-            elif not (first and lines is _table_lines):  # a header is a first line without a grade
+            elif number or not table:  # the first line of a table may be a header
                 raise DataError(f"{where}: found the score {score!r}, expected a whole number")
-            first = False
     return grades
 
 
 def _table_lines(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    for number, line in read_lines(path):
-        if not line or line.isspace():
-            continue
-        where = f"{path}:{number}"
+    for where, line in read_lines(path):
         try:
             # Ids that contain a quote are themselves quoted in published files.
             columns = next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
@@ -235,19 +209,25 @@ def _grade(score: Any) -> int | None:
         value = float(score)
     except (TypeError, ValueError, OverflowError):
         return None
-    return int(value) if value.is_integer() and abs(value) <= LARGEST_GRADE else None
+    return int(value) if value.is_integer() else None
 
 
-def _read_texts(
-    files: Sequence[Path], wanted: Collection[str] | None = None, *, titled: bool = False
+def read_texts(
+    files: Sequence[Path],
+    wanted: Collection[str] | None = None,
+    *,
+    id_column: str = "_id",
+    text_column: str = "text",
+    titled: bool = False,
 ) -> dict[str, str]:
+    """Return id -> text, of the wanted ids or of all; titles are prepended."""
     texts: dict[str, str] = {}
     for where, record in (found for file in files for found in read_objects(file)):
-        id = _id(record, where, "_id" if "_id" in record or "id" not in record else "id")
+        id = _id(record, where, id_column if id_column in record or "id" not in record else "id")
         if wanted is not None and id not in wanted:
             continue
         title = text_field(record, "title", where) if titled and record.get("title") is not None else ""
-        text = f"{title} {text_field(record, 'text', where)}".strip()
+        text = f"{title} {text_field(record, text_column, where)}".strip()
         if texts.setdefault(id, text) != text:
             raise DataError(f"{where}: the id '{id}' already exists with another text")
     return texts
@@ -256,5 +236,5 @@ def _read_texts(
 def _id(record: dict[str, Any], where: str, column: str) -> str:
     id = record.get(column)
     if isinstance(id, bool) or not isinstance(id, str | int):
-        raise DataError(f"{where}: found {kind(id)} as '{column}', expected text or a whole number")
+        raise DataError(f"{where}: found {short(id)} as '{column}', expected text or a whole number")
     return str(id)

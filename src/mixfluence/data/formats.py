@@ -10,10 +10,8 @@ from typing import Annotated, Any
 from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
-from mixfluence.data.bge_m3 import BgeM3Source
-from mixfluence.data.hub import HubSource
-from mixfluence.data.mldr import MldrSource
-from mixfluence.data.pairs import PairsSource
+from mixfluence.data.bge_m3 import BgeM3Source, MldrSource
+from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, count_difference
@@ -56,11 +54,12 @@ def _fill_source(name: str, own: Any, defaults: dict[str, Any], section: str) ->
     inherited = {key: value for key, value in defaults.items() if key in format_.model_fields}
     split = {"split": section} if "split" in format_.model_fields else {}
     source = split | inherited | own
-    return {key: _substitute(value, name, str(source["format"])) for key, value in source.items()}
-
-
-def _substitute(value: Any, name: str, format_: str) -> Any:
-    return value.replace("{name}", name).replace("{format}", format_) if isinstance(value, str) else value
+    return {
+        key: value.replace("{name}", name).replace("{format}", str(source["format"]))
+        if isinstance(value, str)
+        else value
+        for key, value in source.items()
+    }
 
 
 def check_defaults(defaults: Any) -> None:
@@ -81,22 +80,14 @@ def read_rows(source: Source) -> RowSet:
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:
-    """Read a source as a retrieval task with its prompts; counts that differ from the published ones are logged."""
+    """Read a source as a retrieval task with its prompts; the reader's notes and other counts are logged."""
     task = source.read_task(name)
-    published = source.published.model_dump() if source.published else {}
-    differences = [
-        note
-        for what, count in task.counts.items()
-        for note in count_difference(name, what, count, published.get(what))
-    ]
-    for note in differences:
+    notes = list(task.notes)
+    for what, count in task.counts.items():
+        notes += count_difference(name, what, count, getattr(source.published, what, None))
+    for note in notes:
         logger.warning("%s", note)
-    return replace(
-        task,
-        query_prompt=source.query_prompt,
-        passage_prompt=source.passage_prompt,
-        notes=(*task.notes, *differences),
-    )
+    return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt, notes=tuple(notes))
 
 
 def reading_notes(

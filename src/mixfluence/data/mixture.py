@@ -11,7 +11,7 @@ import xxhash
 from datasets import Dataset
 
 from mixfluence.data.pairs import RecordReader, records_of
-from mixfluence.data.rows import Row, RowSet, convert_content, fingerprint
+from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
 from mixfluence.errors import DataError
 
 EXAMPLES = 5
@@ -23,9 +23,6 @@ class Mixture(Mapping[str, RowSet]):
     Args:
         datasets: Rows of this package's formats, or any `datasets.Dataset`: its first column is the anchor, its
             second the positive, further ones negatives, as in sentence-transformers.
-
-    Raises:
-        DataError: If there are no datasets, or one is empty or has an empty or duplicate name.
     """
 
     def __init__(self, datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]]) -> None:
@@ -73,9 +70,8 @@ def _row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
                 raise DataError(f"{name}: {missing} of {len(dataset)} rows have no value in the column {column!r}")
         return RowSet(dataset, content)
     # The name is part of the key because it occurs in the notes that are stored with the rows.
-    return convert_content(
-        f"{name} {content}", lambda notes: RecordReader(name).read([records_of(name, dataset)], notes)
-    )
+    options = {"name": name, "content": content}
+    return convert_once([], options, lambda notes: RecordReader(name).read([records_of(name, dataset)], notes))
 
 
 @dataclass(frozen=True)
@@ -106,28 +102,22 @@ def find_overlap(mixture: Mixture, test_queries: Iterable[str]) -> list[Overlap]
 def without_overlap(
     mixture: Mixture, test_queries: Mapping[str, Iterable[str]], rule: Literal["drop", "refuse"]
 ) -> tuple[Mixture, list[Overlap]]:
-    """Return the mixture without rows whose anchor is a test query, and what was removed.
+    """Return the mixture without rows whose anchor is a query of a test set, and what was removed.
 
-    Args:
-        mixture: The training datasets.
-        test_queries: Queries of each test set.
-        rule: Drop such rows, or raise a `DataError`.
+    With the rule `refuse` such rows raise a `DataError`.
     """
     overlaps = find_overlap(mixture, (query for queries in test_queries.values() for query in queries))
     if overlaps and rule == "refuse":
         raise DataError("\n".join(map(str, overlaps)))
     kept = dict(mixture)
     for overlap in overlaps:
-        kept[overlap.dataset] = _without(overlap.dataset, kept[overlap.dataset], overlap.rows)
+        dataset = kept[overlap.dataset]
+        keep = np.delete(np.arange(len(dataset)), overlap.rows)
+        if not len(keep):
+            raise DataError(f"{overlap.dataset}: no rows left, every anchor is a test query")
+        dropped = xxhash.xxh3_64_hexdigest(np.array(overlap.rows, np.int64).tobytes())
+        kept[overlap.dataset] = dataset.take(keep.tolist(), f"{dataset.fingerprint}-without-{dropped}")
     return Mixture(kept), overlaps
-
-
-def _without(name: str, dataset: RowSet, rows: tuple[int, ...]) -> RowSet:
-    keep = np.delete(np.arange(len(dataset)), rows)
-    if not len(keep):
-        raise DataError(f"{name}: no rows left, every anchor is a test query")
-    left_out = xxhash.xxh3_64_hexdigest(np.array(rows, np.int64).tobytes())
-    return dataset.take(keep.tolist(), f"{dataset.fingerprint}-without-{left_out}")
 
 
 def _normalised(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The format `pairs`, and the conversion of records (lists and objects of any file) to rows.
+"""The formats `pairs` and `hub`, and the conversion of records (lists and objects of any file) to rows.
 
 Without a column map the shape of a record determines what its texts mean:
 
@@ -16,16 +16,14 @@ A positive column of lists gives one row per element, or one row per record with
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mixfluence.data.files import MAX_DROPPED_SHARE, Dropped, Record, kind, read_records
 from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once
-from mixfluence.data.source import FileSource
+from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, Record, SourceSection, read_records
 from mixfluence.errors import DataError
-from mixfluence.schema import WholeNumber
+from mixfluence.schema import WholeNumber, short
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,6 +58,46 @@ class PairsSource(FileSource):
         return convert_once(files, options, lambda notes: reader.read(map(read_records, files), notes))
 
 
+class HubSource(SourceSection):
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load.
+
+    `columns`, `per` and `negatives` are as for pairs. `revision` is a branch, tag or commit; without one, the newest
+    that can be reached. `split` may be a part such as `train[:1000]`. Code in the repository is never run.
+    """
+
+    format: Literal["hub"] = "hub"
+    id: str
+    split: str
+    revision: str | None = None
+    config: str | None = None
+    columns: dict[str, str | list[str]] | None = None
+    per: Per = "pair"
+    negatives: WholeNumber | None = None
+
+    def read_rows(self) -> RowSet:
+        """Return the rows of the split, converted once per downloaded file: a new revision is a new file."""
+        dataset = self._load()
+        options = self.model_dump(include={"format", "split", "columns", "per", "negatives"})
+        files = [Path(file["filename"]) for file in dataset.cache_files]
+        reader = RecordReader(self.id, self.columns, per=self.per, negatives=self.negatives)
+        return convert_once(files, options, lambda notes: reader.read([records_of(self.id, dataset)], notes))
+
+    def _load(self) -> Dataset:
+        from datasets import load_dataset  # here, because recipes import the formats without data
+
+        try:
+            # Not in memory, because convert_once recognises the dataset by its files.
+            return load_dataset(
+                self.id, name=self.config, revision=self.revision, split=self.split, keep_in_memory=False
+            )
+        except Exception as error:  # the hub client, its transport and every file parser have their own classes
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise DataError(
+                f"{self.id}: could not be loaded ({reason}); connect this machine to the hub, "
+                "or download the files elsewhere and read them with the format pairs"
+            ) from error
+
+
 def _find_files(path: Path) -> list[Path]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
@@ -89,14 +127,7 @@ class Roles(NamedTuple):
 
 
 class RecordReader:
-    """Converts the records of one dataset to rows and counts what it leaves out.
-
-    Args:
-        source: The dataset, as named in messages.
-        columns: Role -> column, as in `PairsSource`; None uses the shape of the records.
-        per: "pair" makes a row of every positive of a record, "query" of the first only.
-        negatives: Maximum number of negatives per row, the first ones; None keeps all.
-    """
+    """Converts the records of one dataset to rows and counts what it leaves out; for the options see `PairsSource`."""
 
     def __init__(
         self, source: str, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None
@@ -111,50 +142,47 @@ class RecordReader:
         self._empty_negatives = Dropped(source, "negatives without text")
 
     def read(self, files: Iterable[Iterable[Record]], notes: list[str]) -> Iterator[Row]:
-        """Yield the rows of several files, then append notes on what was left out.
-
-        Raises:
-            DataError: If a record is malformed, or too many rows have no text.
-        """
+        """Yield the rows of several files, then append notes on what was left out."""
         for records in files:
             self._positional = None
             for where, record in records:
-                yield from self._rows_with_text(self._record_rows(record, where), where)
+                for row in self._record_rows(record, where):
+                    self._empty_rows.total += 1
+                    if row.anchor.strip() and row.positive.strip():
+                        yield self._with_chosen_negatives(row, where)
+                    else:
+                        self._empty_rows.add(where)
         self._empty_rows.report(notes, limit=MAX_DROPPED_SHARE)
         self._empty_negatives.report(notes)
         if self._ignored:
             notes.append(f"{self._source}: ignored the columns {_names(sorted(self._ignored))}")
 
-    def _rows_with_text(self, rows: list[Row], where: str) -> Iterator[Row]:
-        for row in rows:
-            self._empty_rows.total += 1
-            if row.anchor.strip() and row.positive.strip():
-                yield self._with_chosen_negatives(row, where)
-            else:
-                self._empty_rows.add(where)
-
     def _record_rows(self, record: Any, where: str) -> list[Row]:
         if isinstance(record, list) and self._mapped is None:
-            return [_list_row(record, where)]
+            if len(record) < 2:
+                raise DataError(f"{where}: found a list of {len(record)}, expected at least an anchor and a positive")
+            anchor, positive, *negatives = (_text(value, where, "the list") for value in record)
+            return [Row(anchor, positive, negatives)]
         if not isinstance(record, dict):
             expected = "a list of texts or an object" if self._mapped is None else "an object with named columns"
-            raise DataError(f"{where}: found {kind(record)}, expected {expected}")
-        if self._mapped is not None:
-            _require_columns(record, self._mapped.columns(), where)
-            return self._object_rows(record, self._mapped, where)
-        if name := _set_column(record):
+            raise DataError(f"{where}: found {short(record)}, expected {expected}")
+        if self._mapped is None and (name := _set_column(record)):
             self._ignored.update(record.keys() - {name})
             # Fewer than two texts make an empty row, which is counted as left out.
             return [Row(*texts) for texts in pairwise(_texts(record, name, where))] or [Row("", "")]
-        roles = _known_roles(record) or self._roles_by_position(record, where)
-        self._ignored.update(record.keys() - roles.columns())
-        return self._object_rows(record, roles, where)
-
-    def _object_rows(self, record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
-        rows = _object_rows(record, roles, where)
+        rows = _object_rows(record, self._roles(record, where), where)
         if self._per == "pair":
             return rows
         return [next((row for row in rows if row.positive.strip()), rows[0])]
+
+    def _roles(self, record: dict[str, Any], where: str) -> Roles:
+        if self._mapped is not None:
+            if missing := [column for column in self._mapped.columns() if column not in record]:
+                raise DataError(f"{where}: no column '{missing[0]}', found {_names(record)}")
+            return self._mapped
+        roles = _known_roles(record) or self._roles_by_position(record, where)
+        self._ignored.update(record.keys() - roles.columns())
+        return roles
 
     def _roles_by_position(self, record: dict[str, Any], where: str) -> Roles:
         columns = [name for name in record if name not in LABEL_COLUMNS]
@@ -176,25 +204,22 @@ class RecordReader:
         for _ in range(len(row.negatives) - len(kept)):
             self._empty_negatives.add(where)
         kept = kept[: self._negatives]
-        if len(kept) == len(row.negatives):
-            return row
         scores = [row.scores[0], *(row.scores[i + 1] for i in kept)] if row.scores else ()
         return Row(row.anchor, row.positive, [row.negatives[i] for i in kept], scores)
 
 
 def records_of(name: str, dataset: Dataset) -> Iterator[Record]:
     """Yield the records of a `datasets.Dataset` with their places."""
-    row = 0
-    for table in dataset.with_format("arrow").iter(ROWS_PER_BATCH):
-        for record in table.to_pylist():
-            row += 1
-            yield f"{name}: row {row}", record
+    tables = dataset.with_format("arrow").iter(ROWS_PER_BATCH)
+    records = (record for table in tables for record in table.to_pylist())
+    for row, record in enumerate(records, 1):
+        yield f"{name}: row {row}", record
 
 
 def _mapped_roles(columns: ColumnMap) -> Roles:
-    named = {role: [names] if isinstance(names, str) else list(names) for role, names in columns.items()}
-    if not {"anchor", "positive"} <= named.keys() <= {"anchor", "positive", "negatives", "scores"}:
+    if not {"anchor", "positive"} <= columns.keys() <= {"anchor", "positive", "negatives", "scores"}:
         raise DataError(f"columns: found {_names(columns)}, expected anchor, positive, optionally negatives, scores")
+    named = {role: [names] if isinstance(names, str) else names for role, names in columns.items()}
     for role, names in named.items():
         if role != "negatives" and len(names) != 1:
             raise DataError(f"columns: found {len(names)} columns for {role}, expected one")
@@ -216,21 +241,6 @@ def _known_roles(record: dict[str, Any]) -> Roles | None:
     return None
 
 
-def _require_columns(record: dict[str, Any], columns: list[str], where: str) -> None:
-    for column in columns:
-        if column not in record:
-            close = get_close_matches(column, record, n=1)
-            hint = f" (did you mean '{close[0]}'?)" if close else ""
-            raise DataError(f"{where}: no column '{column}'{hint}, found {_names(record)}")
-
-
-def _list_row(record: list[Any], where: str) -> Row:
-    if len(record) < 2:
-        raise DataError(f"{where}: found a list of {len(record)}, expected at least an anchor and a positive")
-    anchor, positive, *negatives = (_text(value, where, "the list") for value in record)
-    return Row(anchor, positive, negatives)
-
-
 def _object_rows(record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
     anchor = _text(record[roles.anchor], where, f"column '{roles.anchor}'")
     positives = _texts(record, roles.positive, where)
@@ -238,10 +248,11 @@ def _object_rows(record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
     scores = _scores(record, roles, len(positives), len(negatives), where)
     if not positives:
         return [Row(anchor, "")]  # counted as left out
-    if not scores:
-        return [Row(anchor, positive, negatives) for positive in positives]
-    negative_scores = scores[len(positives) :]
-    return [Row(anchor, positive, negatives, [scores[i], *negative_scores]) for i, positive in enumerate(positives)]
+    shared = scores[len(positives) :]
+    return [
+        Row(anchor, positive, negatives, [scores[i], *shared] if scores else ())
+        for i, positive in enumerate(positives)
+    ]
 
 
 def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int, where: str) -> list[float]:
@@ -252,15 +263,14 @@ def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int
     for column, values, length in zip(roles.scores, lists, lengths, strict=True):
         found = values or []
         if not isinstance(found, list) or len(found) != length:
-            amount = f"{len(found)} scores" if isinstance(found, list) else kind(found)
+            amount = f"{len(found)} scores" if isinstance(found, list) else short(found)
             raise DataError(f"{where}: found {amount} in column '{column}', expected {length}, one per passage")
     return [_score(value, where) for values in lists for value in values or []]
 
 
 def _score(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
-        found = value if isinstance(value, float) else kind(value)
-        raise DataError(f"{where}: found {found} as a score, expected a finite number")
+        raise DataError(f"{where}: found {short(value)} as a score, expected a finite number")
     return float(value)
 
 
@@ -277,7 +287,7 @@ def _text(value: Any, where: str, place: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{where}: found {kind(value)} in {place}, expected text")
+        raise DataError(f"{where}: found {short(value)} in {place}, expected text")
     return value
 
 

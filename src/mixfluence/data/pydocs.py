@@ -7,13 +7,11 @@ never imported.
 from __future__ import annotations
 
 import ast
-import logging
 import platform
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +23,6 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
 from mixfluence.data.source import SourceSection
 from mixfluence.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 LIBRARIES = ("stdlib", "numpy", "scipy", "scikit-learn", "pandas", "torch", "transformers")
 
@@ -49,8 +45,7 @@ class PydocsSource(SourceSection):
     """Docstrings of an installed library.
 
     The split `all` is for libraries that are only trained on. A target is divided into `train` (150 rows), `dev` (250)
-    and `test` (the rest); they are disjoint and depend on the summaries alone, so that they are the same wherever the
-    same version of the library is installed. `all` contains the dev and test rows too.
+    and `test` (the rest). They depend on the summaries alone, so that equal versions have equal splits everywhere.
     """
 
     format: Literal["pydocs"] = "pydocs"
@@ -68,16 +63,10 @@ class PydocsSource(SourceSection):
     def read_task(self, name: str) -> RetrievalSet:
         """Return the split's summaries as queries against every body of the library."""
         everything = _read_library(self.library)
-        positions = self._positions(everything)
         summaries, bodies = list(everything.rows["anchor"]), list(everything.rows["positive"])
-        return RetrievalSet(
-            name=name,
-            query_ids=[f"q-{self.library}-{i}" for i in positions],
-            queries=[summaries[i] for i in positions],
-            doc_ids=[f"{self.library}-{i}" for i in range(len(bodies))],
-            docs=bodies,
-            qrels={f"q-{self.library}-{i}": {f"{self.library}-{i}": 1} for i in positions},
-        )
+        ids = [f"{self.library}-{i}" for i in range(len(bodies))]
+        qrels = {f"q-{id}": {id: 1} for id in ids}
+        return RetrievalSet(name, list(qrels), summaries, ids, bodies, qrels).take_queries(self._positions(everything))
 
     def _positions(self, everything: RowSet) -> list[int]:
         if self.split == "all":
@@ -87,8 +76,8 @@ class PydocsSource(SourceSection):
                 f"{self.library}: {len(everything)} docstrings are too few to split, "
                 f"a target needs {MIN_TARGET_ROWS}; use the split 'all'"
             )
-        summaries = list(everything.rows["anchor"])
-        order = sorted(range(len(summaries)), key=lambda i: xxhash.xxh3_128_hexdigest(summaries[i].encode()))
+        hashes = [xxhash.xxh3_128_hexdigest(summary.encode()) for summary in everything.rows["anchor"]]
+        order = sorted(range(len(hashes)), key=hashes.__getitem__)
         dev_end = TRAIN_ROWS + DEV_ROWS
         splits = {"train": order[:TRAIN_ROWS], "dev": order[TRAIN_ROWS:dev_end], "test": order[dev_end:]}
         return sorted(splits[self.split])
@@ -96,9 +85,7 @@ class PydocsSource(SourceSection):
 
 def _read_library(library: str) -> RowSet:
     if library not in LIBRARIES:
-        near = get_close_matches(library, LIBRARIES, n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"known libraries: {', '.join(LIBRARIES)}"
-        raise DataError(f"unknown library '{library}'; {hint}")
+        raise DataError(f"unknown library '{library}', expected one of {', '.join(map(repr, LIBRARIES))}")
     folder, version = _locate(library)
     # One file represents the library: installing another version rewrites it.
     witness = folder / ("os.py" if library == "stdlib" else "__init__.py")
@@ -128,16 +115,13 @@ def _extract_rows(folder: Path) -> Iterator[Row]:
 
 
 def _docstrings(folder: Path) -> Iterator[str]:
-    unreadable = 0
     for path in _python_files(folder):
         try:
             with warnings.catch_warnings(action="ignore"):  # invalid escape sequences in their strings
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
-            unreadable += 1
-        else:
-            yield from filter(None, map(ast.get_docstring, _definitions(tree)))
-    logger.debug("%s: %d files could not be parsed", folder, unreadable)
+            continue  # templates and files for other Python versions
+        yield from filter(None, map(ast.get_docstring, _definitions(tree)))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -23,13 +23,13 @@ class RetrievalSet:
 
     Args:
         name: Its name in tables.
-        query_ids: One id per query, in the order of `queries`.
-        queries: Query texts.
-        doc_ids: One id per passage, in the order of `docs`.
-        docs: Passage texts, with titles prepended.
+        query_ids: Their ids, in the order of `queries`.
+        queries: The texts of queries.
+        doc_ids: Their ids, in the order of `docs`.
+        docs: The texts of passages, with titles prepended.
         qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
-        query_prompt: Prepended to queries instead of the model's own query prompt; None keeps the model's.
-        passage_prompt: Likewise for passages.
+        query_prompt: Prepended to queries; None for the model's own prompt.
+        passage_prompt: Prepended to passages; None for the model's own prompt.
         notes: The reader's notes, each with the task's name.
     """
 
@@ -46,12 +46,10 @@ class RetrievalSet:
     def __post_init__(self) -> None:
         sides = {"queries": (self.query_ids, self.queries), "passages": (self.doc_ids, self.docs)}
         for what, (ids, texts) in sides.items():
-            if not len(ids):
+            if not len(texts):
                 raise DataError(f"{self.name}: a retrieval task needs queries and passages, found no {what}")
-            if len(ids) != len(texts) or len(set(ids)) != len(ids):
-                raise DataError(
-                    f"{self.name}: {len(texts)} {what} have {len(ids)} ids, {len(set(ids))} of them distinct"
-                )
+            if not len(texts) == len(ids) == len(set(ids)):
+                raise DataError(f"{self.name}: {len(texts)} {what} have {len(set(ids))} distinct ids")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -67,7 +65,7 @@ class RetrievalSet:
             for text in texts:
                 digest.update(text.encode())
                 digest.update(b"\0")
-        grades = {query: dict(self.qrels[query]) for query in self.qrels}
+        grades = {query: dict(judged) for query, judged in self.qrels.items()}
         digest.update(json.dumps(grades, sort_keys=True).encode())
         return digest.hexdigest()
 

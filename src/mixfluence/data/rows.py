@@ -49,11 +49,8 @@ class Row(NamedTuple):
 class RowSet:
     """The rows of one dataset, a fingerprint of their content and the reader's notes for the user.
 
-    Attributes:
-        parts: Sizes of the groups of rows that share a source and length, by name and in row order. Empty if all
-            rows are alike.
-        subsets: The whole datasets that the rows were selected from, if their token ids are taken from there. Rows
-            that are divided again and again, such as clusters, are then tokenised only once.
+    `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subsets` are the
+    datasets that the rows were selected from, if token ids are taken from there: clusters are not tokenised again.
     """
 
     rows: Dataset
@@ -119,26 +116,14 @@ def convert_once(
 
     Args:
         files: Every file `read` opens; a change of size or time makes a new conversion.
-        options: What else determines the rows (format, split, column names); must be JSON-serialisable.
+        options: What else determines the rows (format, split, content of a dataset without files), as JSON.
         read: Yields the rows. It appends notes for the user to its argument; they are stored with the rows and
             shown again by later runs.
-
-    Raises:
-        DataError: If the files contain no rows.
     """
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
-    return _convert(key, ", ".join(map(str, files)), read)
-
-
-def convert_content(content: str, read: Callable[[list[str]], Iterable[Row]]) -> RowSet:
-    """Return the rows that `read` yields for a dataset that has no files, only a fingerprint of its content."""
-    return _convert(json.dumps([READER_VERSION, content]), "the dataset", read)
-
-
-def _convert(key: str, source: str, read: Callable[[list[str]], Iterable[Row]]) -> RowSet:
     from datasets import Dataset
 
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
     path = cache_root() / "rows" / f"{xxhash.xxh3_128_hexdigest(key.encode())}.arrow"
     if converted := _open(path):
         return converted
@@ -147,7 +132,7 @@ def _convert(key: str, source: str, read: Callable[[list[str]], Iterable[Row]]) 
     dataset = Dataset.from_file(str(path))
     if len(dataset) == 0:
         path.unlink()
-        raise DataError(f"{source}: contains no training rows")
+        raise DataError(f"{', '.join(map(str, files))}: contains no training rows")
     content = fingerprint(dataset)
     write_text(path.with_suffix(".json"), json.dumps({"fingerprint": content, "notes": notes}))
     return RowSet(dataset, content, tuple(notes))
@@ -172,17 +157,13 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     import pyarrow as pa
 
     iterator = iter(rows)
-    try:
-        with (
-            replacing(path) as temporary,
-            pa.OSFile(str(temporary), "wb") as sink,
-            pa.ipc.new_stream(sink, arrow_schema()) as writer,
-        ):
-            while batch := list(islice(iterator, ROWS_PER_BATCH)):
-                writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
-    except OSError as error:
-        # Arrow's errors do not name the file.
-        raise OSError(error.errno, os.strerror(error.errno or 0), error.filename or str(path)) from error
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as sink,
+        pa.ipc.new_stream(sink, arrow_schema()) as writer,
+    ):
+        while batch := list(islice(iterator, ROWS_PER_BATCH)):
+            writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:

@@ -1,17 +1,31 @@
-"""Base classes of the data formats: the recipe keys that all of them share, and how a source is read."""
+"""The base of all data formats: recipe keys that they share, and file readers whose errors name file and line."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
+import os
+import zlib
 from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationInfo, field_validator
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
-from mixfluence.data.rows import RowSet
-from mixfluence.schema import Count, PathLike, Section
+from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
+from mixfluence.errors import DataError
+from mixfluence.schema import Count, PathLike, Section, short
 
 LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
+# Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
+MAX_DROPPED_SHARE = 0.05
+EXAMPLES_SHOWN = 5
+# A record's place in its file, for messages, and its value.
+Record = tuple[str, Any]
 
 
 class PublishedSection(Section):
@@ -66,12 +80,142 @@ class FileSource(SourceSection):
     @field_validator("path")
     @classmethod
     def _exists(cls, path: Path, info: ValidationInfo) -> Path:
-        if (info.context or {}).get("files_may_be_missing"):
-            return path
-        try:
-            found = path.exists()
-        except OSError as error:  # name too long, or no permission
-            raise ValueError(f"cannot be accessed ({error.strerror})") from error
-        if not found:
+        may_be_missing = (info.context or {}).get("files_may_be_missing")
+        if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
             raise ValueError(f"no such file or folder: {path.absolute()}")
         return path
+
+
+@dataclass
+class Dropped:
+    """Counts what a reader leaves out of a total, and keeps a few examples; `what` is in the plural."""
+
+    source: str
+    what: str
+    total: int = 0
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, example: str) -> None:
+        """Count one that is left out."""
+        self.count += 1
+        if len(self.examples) < EXAMPLES_SHOWN:
+            self.examples.append(example)
+
+    def report(self, notes: list[str], limit: float = 1.0) -> None:
+        """Append a note if anything was left out; raise a `DataError` if its share exceeds `limit`."""
+        if not self.count:
+            return
+        amount, examples = f"{self.count} of {self.total} {self.what}", ", ".join(self.examples)
+        share = self.count / self.total
+        if share > limit:
+            raise DataError(
+                f"{self.source}: found {amount} ({share:.1%}), such as {examples}; expected at most {limit:.0%}"
+            )
+        notes.append(f"{self.source}: left out {amount}, such as {examples}")
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """Return the file `name` of a folder, or its `.gz` form if only that exists."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"{folder}: expected {name} or {name}.gz in it, found neither")
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the place and text of every line that is not blank, of a UTF-8 file or of a gzipped one (`.gz`)."""
+    for number, text in enumerate(_lines(path), 1):
+        if text and not text.isspace():
+            yield f"{path}:{number}", text
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines.
+
+    Tables need a header. Quotes group text in `.csv` and are ordinary characters in `.tsv`.
+    """
+    match path.name.removesuffix(".gz").rpartition(".")[2]:
+        case "parquet":
+            return _read_parquet(path)
+        case "csv":
+            return _read_table(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+        case "tsv":
+            return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+        case _:
+            return _read_jsonl(path)
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every record with its place; all must be objects."""
+    for where, record in read_records(path):
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: found {short(record)}, expected an object")
+        yield where, record
+
+
+def text_field(record: dict[str, Any], name: str, where: str) -> str:
+    """Return a field that must be text."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise DataError(f"{where}: found {short(value)} as '{name}', expected text")
+    return value
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield every line without its end; a byte order mark is removed."""
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield text.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number}: not valid UTF-8 ({error})") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: expected a readable file ({error.strerror or error})") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[Record]:
+    for where, text in read_lines(path):
+        try:
+            value = json.loads(text)
+            if "\\u" in text:  # may escape half a surrogate pair, which Arrow rejects later
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: not valid JSON ({error})") from error
+        yield where, value
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
+    import pyarrow as pa  # here, because recipes import the formats without data
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_PER_BATCH):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield f"{path}: row {row}", record
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a valid Parquet file after row {row} ({reason})") from error
+
+
+def _read_table(path: Path, **dialect: Any) -> Iterator[Record]:
+    csv.field_size_limit(2**31 - 1)  # long documents exceed the default
+    reader = csv.reader((f"{text}\n" for text in _lines(path)), strict=True, **dialect)
+    try:
+        header = next(reader, [])
+        if not header or len(set(header)) < len(header):
+            raise DataError(f"{path}:1: found the header {header}, expected distinct column names")
+        for values in filter(None, reader):  # blank lines are empty lists
+            where = f"{path}:{reader.line_num}"
+            if len(values) != len(header):
+                raise DataError(f"{where}: found {len(values)} columns, expected {len(header)} as in the header")
+            yield where, {name: value or None for name, value in zip(header, values, strict=True)}
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not a valid table ({error})") from error

@@ -9,35 +9,40 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 import xxhash
 from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from mixfluence.data.rows import RowSet, text_key
-from mixfluence.data.token_cache import cached, in_parallel
-from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter
+from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter, cached
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
 ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
-# A short text beside a long one, so that the output has padding; the last exceeds any maximum length.
-PROBES = [["a", "the quick brown fox jumps over the lazy dog " * times] for times in (64, 256, 2_000)]
+CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
+# A short text beside one that exceeds any maximum length: the output has padding and shows the truncation.
+PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
 # The ids of some texts in one array, and each text's length.
 Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Sides = dict[str, "Side"]
+Chunk = TypeVar("Chunk")
 # Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
 _shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
 
@@ -69,16 +74,15 @@ class Tokeniser:
 class Side:
     """Queries or documents: the tokenizer with a task and a prompt.
 
-    Attributes:
-        layout: How the model takes the token ids, found by calling `preprocess` rather than by the model's class.
-        fingerprint: Differs if the same text gives other ids, for whatever reason.
+    The layout is found by calling `preprocess` rather than by the model's class. The fingerprint differs if the same
+    text gives other ids, for whatever reason.
     """
 
     def __init__(self, model: SentenceTransformer, task: Task, prompt: str, definition: str) -> None:
         self._model = model
         self._options = {"task": task, "prompt": prompt or None}
         self.layout, probe_ids = self._find_layout()
-        known = [definition, asdict(self.layout), probe_ids.tolist(), prompt]
+        known = [definition, asdict(self.layout), probe_ids, prompt]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
 
     def tokenise(self, texts: list[str]) -> Ids:
@@ -88,37 +92,24 @@ class Side:
         ids_of = [np.empty(0, np.int32)] * len(texts)
         for start in range(0, len(texts), TEXTS_PER_CALL):
             places = order[start : start + TEXTS_PER_CALL]
-            ids, lengths = self._tokenise([texts[place] for place in places])
-            for place, own in zip(places, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+            output = self._model.preprocess([texts[place] for place in places], **self._options)
+            ids = output["input_ids"].numpy().astype(np.int32)
+            if self.layout.padded:
+                mask = output["attention_mask"].numpy().astype(bool)
+                ids, starts = ids[mask], np.cumsum(mask.sum(axis=1))[:-1]
+            else:
+                starts = output["offsets"].numpy()[1:]
+            for place, own in zip(places, np.split(ids, starts), strict=True):
                 ids_of[place] = own
         return np.concatenate([np.empty(0, np.int32), *ids_of]), np.array([len(ids) for ids in ids_of], np.int64)
 
-    def _tokenise(self, texts: list[str]) -> Ids:
-        output = self._model.preprocess(texts, **self._options)
-        ids: Tensor = output["input_ids"]
-        if not self.layout.padded:
-            starts = output["offsets"].numpy()
-            return ids.numpy().astype(np.int32), np.append(starts[1:], len(ids)) - starts
-        mask = output["attention_mask"].bool()
-        return ids[mask].numpy().astype(np.int32), mask.sum(dim=1).numpy()
-
-    def _preprocess_probe(self) -> dict[str, Any]:
-        """Return the features of a text that is truncated, if the model truncates."""
-        output: dict[str, Any] = {}
-        for probe in PROBES:
-            shorter, output = output.get("input_ids"), dict(self._model.preprocess(probe, **self._options))
-            # A longer text with as many tokens was truncated: even longer ones, the slowest, would change nothing.
-            if shorter is not None and shorter.shape == output["input_ids"].shape:
-                break
-        return output
-
-    def _find_layout(self) -> tuple[TokenLayout, NDArray[np.int64]]:
-        output = self._preprocess_probe()
+    def _find_layout(self) -> tuple[TokenLayout, list[int]]:
+        output = dict(self._model.preprocess(PROBE, **self._options))
         ids: Tensor = output.pop("input_ids", None)
         constants = {name: output.pop(name) for name in list(output) if not isinstance(output[name], Tensor)}
         constants["task"] = self._options["task"]
         if set(output) == {"offsets"}:
-            return TokenLayout(False, 0, False, [], constants), ids.numpy()
+            return TokenLayout(False, 0, False, [], constants), ids.tolist()
         mask = output.pop("attention_mask", None)
         unknown = [name for name, value in output.items() if value.any()]
         if ids is None or mask is None or unknown:
@@ -130,7 +121,7 @@ class Side:
         padding = mask[0] == 0
         pad_id = int(ids[0][padding][0]) if padding.any() else 0
         layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants)
-        return layout, ids[mask.bool()].numpy()
+        return layout, ids[mask.bool()].tolist()
 
 
 def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
@@ -146,44 +137,34 @@ def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
-    """Return a dataset's token ids, from the cache if it has them.
+    """Return a dataset's token ids, from the cache if it has them. For a list of texts use `tokenise_texts`.
 
-    Rows selected from other datasets take their ids from those, which are tokenised as a whole. For a list of texts
-    use `tokenise_texts`.
-
-    Args:
-        rows: The dataset.
-        tokeniser: The model's, called with task "query" for anchors and "document" for passages.
-        prompts: Prepended to every query and passage.
-        advance: Called with numbers of finished rows, for a progress bar.
+    Rows selected from other datasets take their ids from those, which are tokenised as a whole. `advance` is called
+    with numbers of finished rows, for a progress bar.
     """
-    sides = {
-        "query": tokeniser.side("query", prompts.query),
-        "document": tokeniser.side("document", prompts.document),
-    }
-    if rows.subsets:
-        return SelectedRows([(_tokenise_shared(whole, sides, advance), places) for whole, places in rows.subsets])
-    return _tokenise(rows, sides, advance)
-
-
-def _tokenise(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
-    tokenised, built = cached(_key(rows, sides), TokenisedRows, partial(_build_rows, rows, sides, advance))
-    if not built:
-        advance(len(rows))
-    return tokenised
-
-
-def _tokenise_shared(rows: RowSet, sides: Sides, advance: Advance) -> TokenisedRows:
-    """Return a dataset's token ids, the same object while it is in use."""
-    key = _key(rows, sides)
-    tokenised = _shared.get(key)
-    if tokenised is None:
-        _shared[key] = tokenised = _tokenise(rows, sides, advance)
-    return tokenised
+    query, document = tokeniser.side("query", prompts.query), tokeniser.side("document", prompts.document)
+    sides = {"query": query, "document": document}
+    if not rows.subsets:
+        return _tokenise(rows, sides, _key(rows, sides), advance)
+    subsets = []
+    for whole, places in rows.subsets:
+        key = _key(whole, sides)
+        tokenised = _shared.get(key)
+        if tokenised is None:
+            _shared[key] = tokenised = _tokenise(whole, sides, key, advance)
+        subsets.append((tokenised, places))
+    return SelectedRows(subsets)
 
 
 def _key(rows: RowSet, sides: Sides) -> str:
     return "-".join([str(ROWS_CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
+
+
+def _tokenise(rows: RowSet, sides: Sides, key: str, advance: Advance) -> TokenisedRows:
+    tokenised, built = cached(key, TokenisedRows, partial(_build_rows, rows, sides, advance))
+    if not built:
+        advance(len(rows))
+    return tokenised
 
 
 def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
@@ -197,15 +178,36 @@ def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
         digest.update(b"%d " % len(content))
         digest.update(content)
     key = f"texts-{TEXTS_CACHE_VERSION}-{digest.hexdigest()}-{side.fingerprint}"
-    return cached(key, partial(TokenTable.open, side="text", layout=side.layout), partial(_build_texts, texts, side))[
-        0
-    ]
+    open_table = partial(TokenTable.open, side="text", layout=side.layout)
+    return cached(key, open_table, partial(_build_texts, texts, side))[0]
 
 
 def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:
     """Return the token ids of texts without the cache, on this core; for texts of later runs use `tokenise_texts`."""
     ids, lengths = side.tokenise(list(texts))
     return TokenTable(side.layout, np.cumsum([0, *lengths]), ids)
+
+
+def in_parallel(count: int, work: Callable[[int], Chunk]) -> DataLoader[Chunk]:
+    """Return the results of `work(0)` to `work(count - 1)` in order, on all cores if there are enough of them."""
+    workers = min(os.cpu_count() or 1, count // CHUNKS_PER_WORKER)
+    # Always forked: a spawned worker would import everything again, the user's script included.
+    parallel = workers > 1 and sys.platform == "linux"
+    return DataLoader(
+        range(count),  # type: ignore[arg-type]  # has a Dataset's methods
+        batch_size=None,
+        num_workers=workers if parallel else 0,
+        multiprocessing_context="fork" if parallel else None,
+        collate_fn=work,  # type: ignore[arg-type]  # called in the workers, with a number
+        worker_init_fn=_disable_tokenizer_threads,
+        # Its own generator, so that filling the cache does not change the dropout masks of the run.
+        generator=torch.Generator(),
+    )
+
+
+def _disable_tokenizer_threads(worker: int) -> None:
+    # Threads of the tokenizers library do not survive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
@@ -260,7 +262,10 @@ def _number_texts(
     numbers, first = {}, {}
     for stem, side in ("anchor", "query"), ("passage", "document"):
         found = np.concatenate(keys[stem])
-        numbers[stem], first[side] = _number(found)
+        _, firsts, inverse = np.unique(found, return_index=True, return_inverse=True)
+        # Distinct texts are numbered in order of first occurrence.
+        numbers[stem] = np.argsort(np.argsort(firsts)).astype(np.int32)[inverse]
+        first[side] = np.isin(np.arange(len(found)), firsts)
         np.save(folder / f"{stem}_keys.npy", found)
         np.save(folder / f"{stem}s.npy", numbers[stem])
     np.save(folder / "passage_starts.npy", starts)
@@ -292,13 +297,3 @@ def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int
             raise DataError(f"row {row}: {len(given)} teacher scores for {size} passages")
         flat.extend(given or [np.nan] * size)
     return np.array(flat, np.float32)
-
-
-def _number(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Number distinct keys by first occurrence; also return which entries are first occurrences."""
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int32)
-    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    is_first = np.zeros(len(keys), bool)
-    is_first[first] = True
-    return rank[inverse], is_first

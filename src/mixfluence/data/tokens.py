@@ -1,24 +1,43 @@
-"""Datasets as token ids, read from the memory-mapped files that `tokenize` writes.
+"""Token ids in memory-mapped files: tables of texts, datasets of rows, and the cache that holds them.
 
 A row is an anchor and a sequence of passages, the positive first. Equal texts are stored once and identified by a key,
-so that batches can be kept free of texts that would be false negatives. Rows selected from tokenised datasets are
-looked up by number: nothing is tokenised or copied again.
+so that batches can be kept free of texts that would be false negatives.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence, Sized
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 
+from mixfluence.data.rows import cache_root
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = logging.getLogger(__name__)
+
+BUILDING = "building-"
+# A process that is still building has written something since.
+ABANDONED_AFTER_SECONDS = 86_400.0
+DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
 Positions = NDArray[np.int64]
 Places = NDArray[np.integer[Any]]
+Opened = TypeVar("Opened")
 
 
 @dataclass(frozen=True)
@@ -28,8 +47,6 @@ class TokenLayout:
     Attributes:
         padded: A padded matrix with an attention mask, as for transformers; otherwise one flat sequence with the
             offset of each text, as for static embeddings.
-        pad_id: The padding token.
-        pad_left: Whether padding comes before the text.
         zeros: Further inputs of the matrix's shape that are zero for a single text (token types).
         constants: Features that are the same for every batch (task, modality, length of the prompt).
     """
@@ -61,13 +78,7 @@ class TokenLayout:
 
 
 class TokenTable:
-    """Token ids of the distinct texts of one side.
-
-    Args:
-        layout: How the model takes them.
-        starts: Where each text starts in `ids`, and where the last one ends.
-        ids: The ids of all texts.
-    """
+    """Token ids of the distinct texts of one side; `starts` has where each text starts in `ids`, and the end."""
 
     def __init__(self, layout: TokenLayout, starts: NDArray[np.int64], ids: NDArray[np.int32]) -> None:
         self.layout = layout
@@ -116,24 +127,14 @@ class TokenWriter:
         np.save(self._starts, np.cumsum(np.concatenate(self._lengths), dtype=np.int64))
 
 
-class ArrayLike(Sized, Protocol):
-    """Numbers that are looked up by their places."""
-
-    def __getitem__(self, places: Any, /) -> NDArray[Any]:
-        """Return the numbers at these places."""
-
-
 class TokenisedRows:
     """A dataset as token ids, which training reads instead of text.
 
     Attributes:
-        queries: Token ids of the anchors.
+        queries: Token ids of the anchors; `anchors` has the number of each row's.
         documents: Token ids of positives and negatives.
         distinct_positives: How many different positives there are; a batch cannot have more rows.
-        least_negatives: Negatives of the row that has fewest.
-        most_negatives: Negatives of the row that has most.
-        has_scores: Whether there are teacher scores.
-        anchors: Each row's anchor, by its number in `queries`.
+        least_negatives: Negatives of the row that has fewest; `most_negatives` likewise.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,13 +146,13 @@ class TokenisedRows:
         self.least_negatives: int = facts["least_negatives"]
         self.most_negatives: int = facts["most_negatives"]
         self.has_scores: bool = facts["has_scores"]
-        self.anchors: NDArray[np.int32] = _open(folder / "anchors.npy")
-        self._passages: ArrayLike = _open(folder / "passages.npy")
-        self._starts: ArrayLike = _open(folder / "passage_starts.npy")
+        self.anchors: Places = _open(folder / "anchors.npy")
+        self._passages: Places = _open(folder / "passages.npy")
+        self._starts: Positions = _open(folder / "passage_starts.npy")
         # By row, not by distinct text: one lookup per text of a batch instead of two, each a cache miss.
-        self._anchor_keys: ArrayLike = _open(folder / "anchor_keys.npy")
-        self._passage_keys: ArrayLike = _open(folder / "passage_keys.npy")
-        self._scores: ArrayLike | None = _open(folder / "scores.npy") if self.has_scores else None
+        self._anchor_keys: NDArray[np.uint64] = _open(folder / "anchor_keys.npy")
+        self._passage_keys: NDArray[np.uint64] = _open(folder / "passage_keys.npy")
+        self._scores: NDArray[np.float32] | None = _open(folder / "scores.npy") if self.has_scores else None
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -194,55 +195,47 @@ class TokenisedRows:
 
 
 class SelectedRows(TokenisedRows):
-    """Some rows of one or several datasets, used like a dataset of their own.
-
-    Args:
-        subsets: Datasets tokenised alike, each with the numbers of its rows, in row order.
-    """
+    """Some rows of datasets that are tokenised alike, used like a dataset; their token ids are not copied."""
 
     def __init__(self, subsets: Sequence[tuple[TokenisedRows, Positions]]) -> None:
         self._subsets = subsets
         wholes = [whole for whole, _ in subsets]
-        offsets = _offsets(wholes)
-        self._rows = np.concatenate([start + places for start, (_, places) in zip(offsets, subsets, strict=True)])
-        self.queries = _join_tables([whole.queries for whole in wholes])
-        self.documents = _join_tables([whole.documents for whole in wholes])
-        queries, documents = _offsets([whole.queries for whole in wholes]), _offsets([w.documents for w in wholes])
-        self.anchors = _join([whole.anchors for whole in wholes], queries)[self._rows]
-        self._passages = _join([whole._passages for whole in wholes], documents)
-        self._anchor_keys = _join([whole._anchor_keys for whole in wholes])
-        self._passage_keys = _join([whole._passage_keys for whole in wholes])
-        # The passages of a dataset end where those of the next begin.
-        starts = [*(whole._starts[:-1] for whole in wholes[:-1]), wholes[-1]._starts]
-        self._starts = _join(starts, _offsets([whole._passages for whole in wholes]))
-        begins, ends = self._starts[self._rows], self._starts[self._rows + 1]
-        self.distinct_positives = len(np.unique(self._passage_keys[begins]))
-        self.least_negatives = int((ends - begins).min()) - 1
-        self.most_negatives = int((ends - begins).max()) - 1
-        scores = _join([_no_scores(whole) if whole._scores is None else whole._scores for whole in wholes])
-        columns = range(int((ends - begins).max()) if any(whole.has_scores for whole in wholes) else 0)
-        self.has_scores = any(np.isfinite(scores[np.minimum(begins + i, ends - 1)]).any() for i in columns)
+        self.queries = JoinedTable([whole.queries for whole in wholes])
+        self.documents = JoinedTable([whole.documents for whole in wholes])
+        sizes = [whole._starts[rows + 1] - whole._starts[rows] for whole, rows in subsets]
+        self._starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
+        # For each dataset, the places of the selected rows' passages.
+        places = [
+            np.repeat(whole._starts[rows + 1] - np.cumsum(own), own) + np.arange(own.sum())
+            for (whole, rows), own in zip(subsets, sizes, strict=True)
+        ]
+        chosen = list(zip(wholes, places, self.documents.offsets, strict=True))
+        anchors = zip(subsets, self.queries.offsets, strict=True)
+        self.anchors = np.concatenate([whole.anchors[rows] + offset for (whole, rows), offset in anchors])
+        self._anchor_keys = np.concatenate([whole._anchor_keys[rows] for whole, rows in subsets])
+        self._passages = np.concatenate([whole._passages[own] + offset for whole, own, offset in chosen])
+        self._passage_keys = np.concatenate([whole._passage_keys[own] for whole, own, _ in chosen])
+        unknown = np.float32(np.nan)
+        scores = np.concatenate(
+            [np.full(len(own), unknown) if whole._scores is None else whole._scores[own] for whole, own, _ in chosen]
+        )
+        self.has_scores = bool(np.isfinite(scores).any())
         self._scores = scores if self.has_scores else None
+        self.distinct_positives = len(np.unique(self._passage_keys[self._starts[:-1]]))
+        self.least_negatives = min(int(own.min()) for own in sizes) - 1
+        self.most_negatives = max(int(own.max()) for own in sizes) - 1
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
         return SelectedRows, (self._subsets,)
 
-    def candidates(self, rows: Positions, negatives: int) -> tuple[Places, NDArray[np.float32]]:
-        """Return each row's positive and negatives with their scores."""
-        return super().candidates(self._rows[rows], negatives)
-
-    def text_keys(self, rows: Positions, negatives: int) -> NDArray[np.uint64]:
-        """Return one key per text of each row."""
-        return super().text_keys(self._rows[rows], negatives)
-
 
 class JoinedTable(TokenTable):
-    """Several tables read as one."""
+    """Several tables read as one; a text's position is that in its own table plus the table's offset."""
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         self.layout = tables[0].layout
+        self.offsets: list[int] = np.cumsum([0, *map(len, tables)])[:-1].tolist()
         self._tables = tables
-        self._offsets = _offsets(tables)
 
     def __len__(self) -> int:
         return sum(map(len, self._tables))
@@ -255,57 +248,78 @@ class JoinedTable(TokenTable):
     def token_ids(self, positions: Places) -> list[NDArray[np.int32]]:
         """Return the token ids of the texts at these positions."""
         found = [np.empty(0, np.int32)] * len(positions)
-        for number, chosen, own in _by_owner(positions, self._offsets):
-            for place, ids in zip(np.flatnonzero(chosen).tolist(), self._tables[number].token_ids(own), strict=True):
+        owners = np.searchsorted(self.offsets, positions, side="right") - 1
+        for owner in np.unique(owners).tolist():
+            chosen = np.flatnonzero(owners == owner)
+            own = self._tables[owner].token_ids(positions[chosen] - self.offsets[owner])
+            for place, ids in zip(chosen.tolist(), own, strict=True):
                 found[place] = ids
         return found
 
 
-class JoinedArray:
-    """Several arrays read as one; a shift is added to the values of each."""
+def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Path], object]) -> tuple[Opened, bool]:
+    """Return the content of a cached folder, and whether this call has built it.
 
-    def __init__(self, arrays: Sequence[ArrayLike], shifts: Positions | None) -> None:
-        self._arrays = arrays
-        self._offsets = _offsets(arrays)
-        self._shifts = shifts
-
-    def __len__(self) -> int:
-        return sum(map(len, self._arrays))
-
-    def __getitem__(self, places: Places) -> NDArray[Any]:
-        dtype = self._arrays[0][:0].dtype if self._shifts is None else self._shifts.dtype
-        found = np.empty(places.shape, dtype)
-        for number, chosen, own in _by_owner(places, self._offsets):
-            found[chosen] = self._arrays[number][own]
-            if self._shifts is not None:
-                found[chosen] += self._shifts[number]
-        return found
-
-
-def _join_tables(tables: Sequence[TokenTable]) -> TokenTable:
-    return tables[0] if len(tables) == 1 else JoinedTable(tables)
+    The key names everything that the content depends on. A folder that cannot be read is built again.
+    """
+    name = xxhash.xxh3_128_hexdigest(key.encode())
+    folder = cache_root() / "tokens" / name
+    if folder.exists():
+        with suppress(*DAMAGE):
+            return open_folder(folder), False
+    with _one_process(cache_root() / "locks" / name):
+        if folder.exists():
+            try:
+                return open_folder(folder), False
+            except DAMAGE as error:
+                logger.warning("%s: damaged, tokenising again (%s)", folder, error)
+                shutil.rmtree(folder, ignore_errors=True)
+        _build(folder, build)
+        return open_folder(folder), True
 
 
-def _join(arrays: Sequence[ArrayLike], shifts: Positions | None = None) -> ArrayLike:
-    return arrays[0] if len(arrays) == 1 else JoinedArray(arrays, shifts)
+@contextmanager
+def _one_process(file: Path) -> Iterator[None]:
+    """Wait for other processes that build the same folder.
+
+    Without locks, as on Windows and some network disks, each process builds it. The lock is the system's own: the
+    library filelock would fall back to a lock file, which outlives a killed run on another machine.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8") as handle:
+        with suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another process that tokenises the same texts")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Explicitly, because forked workers keep the file open.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def _offsets(arrays: Sequence[Sized]) -> Positions:
-    """Return the place of each array's first element when they are read as one."""
-    return np.cumsum([0, *map(len, arrays)])[:-1]
-
-
-def _by_owner(places: Places, offsets: Positions) -> Iterator[tuple[int, NDArray[np.bool_], Places]]:
-    """Yield each array that places fall into: its number, a mask of these places, and the places in it."""
-    owners = np.searchsorted(offsets, places, side="right") - 1
-    for number in np.unique(owners).tolist():
-        chosen = owners == number
-        yield number, chosen, places[chosen] - offsets[number]
-
-
-def _no_scores(rows: TokenisedRows) -> NDArray[np.float32]:
-    """Return NaN for every passage, in the memory of one number."""
-    return np.broadcast_to(np.float32(np.nan), len(rows._passages))
+def _build(folder: Path, build: Callable[[Path], object]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{BUILDING}*"):  # unfinished folders of killed processes
+        with suppress(OSError):  # another process may delete it too
+            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if written < time.time() - ABANDONED_AFTER_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
+    try:
+        build(temporary)
+        os.rename(temporary, folder)
+    except OSError:
+        if not folder.exists():  # without a lock, another process may have finished it first
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _open(path: Path) -> Any:

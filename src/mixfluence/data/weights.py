@@ -20,7 +20,7 @@ def read_weights(path: Path) -> dict[str, float]:
         raise DataError(f"{path}: no such weight file")
     try:
         weights = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a weight file ({error})") from error
     if not isinstance(weights, dict) or not weights:
         raise DataError(f"{path}: expected a mapping of dataset name to number")
@@ -37,24 +37,17 @@ def write_weights(path: Path, weights: Mapping[str, float]) -> None:
 
 
 def replayed_weights(run: Path, which: Literal["final", "average"]) -> dict[str, float]:
-    """Return the weights of a finished run, to sample by them again.
+    """Return the final weights of a run's folder, or their average over all trained batches.
 
-    The average is over trained batches, each with the weights of its line in the trace. These are the weights the
-    batch was drawn by if weights change only at updates, because the trace is written before each update. Where a
-    schedule or a limit on epochs changes them in between, they are those of the next line of the trace, and batches
-    that loader workers drew before an update count with the new weights.
-
-    Args:
-        run: The run's folder.
-        which: `final` for the last weights (`weights.json`), `average` for the mean over training (`trace.jsonl`).
+    A batch counts with the weights of its line in the trace. It was drawn by these if weights change only at updates,
+    because the trace is written before each update. Changes in between, by a schedule or a limit on epochs, count from
+    the line before, and batches that loader workers drew before an update count with the new weights.
     """
     path = run / {"final": WEIGHTS_FILE, "average": TRACE_FILE}[which]
     if not path.is_file():
         raise DataError(f"{run}: has no {path.name}, expected the folder of a finished run")
-    return read_weights(path) if which == "final" else _average_weights(path)
-
-
-def _average_weights(path: Path) -> dict[str, float]:
+    if which == "final":
+        return read_weights(path)
     totals: dict[str, float] = {}
     batches = 0
     for line in read_trace(path):

