@@ -68,9 +68,7 @@ class MixtureRows(Dataset[TokenBatch]):
 class Collator:
     """Turns token ids into the features that the losses take; teacher scores become the label.
 
-    Args:
-        name_datasets: Whether to add the name of the dataset, which a dict of losses needs.
-        packing: How to pack texts; None pads them.
+    With `name_datasets` it adds the name of the dataset, which a dict of losses needs. Without `packing` it pads.
     """
 
     def __init__(self, name_datasets: bool = False, packing: Packing | None = None) -> None:

@@ -97,22 +97,20 @@ class RowStream:
 
         A short batch is cut to a multiple of `multiple`, unless it is shorter than one.
         """
-        rows = self._take_next(count)
-        if rows is None:
-            rows = self._take_carefully(count)
+        rows = self._take(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
             position, waiting = self.state
             self.state = StreamState(position, (*rows[len(rows) - surplus :].tolist(), *waiting))
             rows = rows[: len(rows) - surplus]
         return rows
 
-    def _take_next(self, count: int) -> Rows | None:
-        """Return the next rows if none of them conflict, the common case; else None."""
+    def _take(self, count: int) -> Rows:
+        # Commonly none of the next rows conflict.
         position, waiting = self.state
         wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
         if _any_conflict(self._text_keys(rows[:count])):
-            return None
+            return self._take_carefully(count)
         self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
@@ -163,10 +161,7 @@ class PartStream(RowStream):
                 ends.append(end)
         self._ends = np.array([*ends[1:-1], sum(parts)], np.int64)
 
-    def _take_next(self, count: int) -> Rows | None:
-        return None
-
-    def _take_carefully(self, count: int) -> Rows:
+    def _take(self, count: int) -> Rows:
         position, waiting = self.state
         rows = np.array(waiting, np.int64)
         patience = 2 * len(self._ends) * count + min(self.size, LOOKAHEAD)
