@@ -1,15 +1,15 @@
-"""Inf-DDS in a real training run: what probes measure, what they leave behind and what is made of them.
+"""Inf-DDS in a real training run: what probes measure, that they have no side effects, and how weights follow.
 
 - With frozen logits and without Reptile a run that probes is, to the last bit, the run that does not: weights,
   optimizer, draws and log, with dropout and accumulated gradients, whatever the kind of probe. No steps, no influence.
 - A dataset like the target rises under every rule and shuffled answers fall; two copies of one dataset stay together.
-- Every metric tells them apart; which way is better is the metric's to say. Accumulation does not scale a probe.
+- Every metric tells them apart; the metric says whether higher is better. Accumulation does not scale a probe.
 - Reptile at the literal rate moves nothing, relative to the schedule it does; the optimizer is as before either way.
   A momentum-free probe moves words that were never trained no further than others.
 - What is not a number gets no credit and does no harm: a dataset whose loss breaks, and a dev set that does.
 - Rounds come when they are due, with as many datasets as asked for; others keep their logits.
-- The trace tells what was measured, what came of it and what it cost; the Trainer's log has the new probabilities.
-- What cannot work is one clear error.
+- The trace holds what was measured, the new weights and the cost; the Trainer's log has the new probabilities.
+- Settings that cannot work raise one clear error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inf-DDS where it is easily broken: weights no metric sees, checkpoints that do not fit, settings without meaning."""
+"""Edge cases of Inf-DDS: weights that no metric sees, checkpoints of other runs, invalid settings."""
 
 from __future__ import annotations
 
