@@ -1,4 +1,4 @@
-"""`training.host.full_determinism` turns deterministic kernels on.
+"""`training.trainer_args.full_determinism` turns deterministic kernels on.
 
 - Every step runs with them, probes included, padded or packed; two such runs are equal bit for bit.
 """
@@ -39,7 +39,7 @@ class Watch(TrainerCallback):
 
 @pytest.fixture(autouse=True)
 def _put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The host changes the whole process."""
+    """The trainer library changes the whole process."""
     for name in SET_BY_THE_HOST:
         monkeypatch.setenv(name, "")
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
@@ -54,7 +54,11 @@ def test_two_runs_are_equal_bit_for_bit(
 ) -> None:
     write_workplace(tmp_path / "place", tiny_bert_folder)
     monkeypatch.chdir(tmp_path / "place")
-    changes = ["training.host={full_determinism: true}", f"training.packing={packing}", "training.learning_rate=0.01"]
+    changes = [
+        "training.trainer_args={full_determinism: true}",
+        f"training.packing={packing}",
+        "training.learning_rate=0.01",
+    ]
     changes += ["strategy={name: inf-dds, warmup_steps: 0, update_every: 1, inner_steps: 2}"]
     for name in ("one", "other"):
         watch = Watch()

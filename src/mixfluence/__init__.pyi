@@ -32,7 +32,7 @@ from .strategies import Replay as Replay
 from .strategies import Static as Static
 from .strategies import Strategy as Strategy
 from .strategies import TargetOnly as TargetOnly
-from .training.group_dro import group_losses as group_losses
+from .training.losses import group_losses as group_losses
 from .training.losses import info_nce as info_nce
 from .training.trainer import MixtureTrainer as MixtureTrainer
 

@@ -25,8 +25,7 @@ from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import fit_types
 from mixfluence.runs import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.strategies import FINAL, Stage, Strategy
-from mixfluence.training.group_dro import group_losses
-from mixfluence.training.losses import LOSSES
+from mixfluence.training.losses import LOSSES, group_losses
 from mixfluence.training.preflight import check_environment, dry_run
 from mixfluence.training.trainer import MixtureTrainer
 

@@ -1,6 +1,6 @@
-"""What the host would stumble over after hours, refused before any data is read.
+"""What the trainer library would fail on after hours, refused before any data is read.
 
-- Whatever an argument of the host is set to, it is taken, or refused by its name; what is a number in quotes is one.
+- Whatever one of `training.trainer_args` is set to, it is accepted or refused by name; a number in quotes is a number.
 - Of several arguments only the wrong one is named.
 - Variables of a launcher make a whole group or none.
 - Weights may lack what no text passes through, and hold what no model asks for; all else is refused by name.
@@ -43,7 +43,7 @@ WHOLE_GROUP = {
 }
 
 
-# Without one that the host would remember beyond its refusal.
+# Without one that transformers would remember after its error.
 ARGUMENTS = signature(SentenceTransformerTrainingArguments).parameters.keys() - {"deepspeed"}
 
 
@@ -65,11 +65,11 @@ def place(tmp_path: Path, tiny_bert_folder: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def load(place: Path) -> Load:
-    """Reads the recipe with arguments of the host."""
+    """Reads the recipe with `training.trainer_args`."""
 
-    def read(**host: Any) -> Recipe:
+    def read(**options: Any) -> Recipe:
         recipe = load_recipe(place / "recipe.yaml")
-        return recipe.model_copy(update={"training": recipe.training.model_copy(update={"host": host})})
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update={"trainer_args": options})})
 
     return read
 
@@ -100,17 +100,17 @@ def test_a_number_in_quotes_is_a_number(load: Load, tiny_bert: SentenceTransform
 
 
 @pytest.mark.parametrize("value", [5, 0.0, -1])
-def test_noise_is_refused_for_as_long_as_the_host_cannot_add_it(
+def test_noise_is_refused_for_as_long_as_the_trainer_cannot_add_it(
     load: Load, tiny_bert: SentenceTransformer, value: float
 ) -> None:
     check_training_arguments(load(neftune_noise_alpha=None))
-    with pytest.raises(RecipeError, match=r"^training\.host\.neftune_noise_alpha: "):
+    with pytest.raises(RecipeError, match=r"^training\.trainer_args\.neftune_noise_alpha: "):
         check_training_arguments(load(neftune_noise_alpha=value))
-    # What the host asks for its embeddings.
+    # What transformers asks for its embeddings.
     assert not hasattr(tiny_bert, "get_input_embeddings")
 
 
-def test_kernels_are_refused_where_the_host_has_none(load: Load) -> None:
+def test_kernels_are_refused_where_none_are_installed(load: Load) -> None:
     check_training_arguments(load(use_liger_kernel="no"))
     message = refusal(load(use_liger_kernel=True))
     assert (message is None) == is_liger_kernel_available()
@@ -119,7 +119,7 @@ def test_kernels_are_refused_where_the_host_has_none(load: Load) -> None:
 
 def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:
     (place / "data" / "near.jsonl").write_text("{", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"^training\.host\.adam_beta2: "):
+    with pytest.raises(RecipeError, match=r"^training\.trainer_args\.adam_beta2: "):
         run(load(adam_beta2=7))
     with pytest.raises(DataError, match=r"near\.jsonl"):
         run(load(adam_beta2=0.9))
@@ -128,12 +128,14 @@ def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:
 def test_only_the_wrong_one_is_named(load: Load) -> None:
     right = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 2, "report_to": "none"}
     check_training_arguments(load(**right))
-    with pytest.raises(RecipeError, match=r"^training\.host\.optim_args: "):
+    with pytest.raises(RecipeError, match=r"^training\.trainer_args\.optim_args: "):
         check_training_arguments(load(**right, optim_args="beta"))
 
 
 def test_arguments_that_contradict_each_other_are_both_named(load: Load) -> None:
-    with pytest.raises(RecipeError, match=r"^training\.host\.fp16_full_eval, training\.host\.bf16_full_eval: "):
+    with pytest.raises(
+        RecipeError, match=r"^training\.trainer_args\.fp16_full_eval, training\.trainer_args\.bf16_full_eval: "
+    ):
         check_training_arguments(load(fp16_full_eval=True, bf16_full_eval=True, max_grad_norm=2))
 
 

@@ -54,7 +54,7 @@ def write_recipe(
         "training": {
             **{"batch_size": 4, "learning_rate": 1e-3, "log_every": 5, **lengths},
             "gradient_accumulation": accumulation,
-            "host": {"dataloader_num_workers": workers},
+            "trainer_args": {"dataloader_num_workers": workers},
         },
         **keys,
     }

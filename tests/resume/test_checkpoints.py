@@ -217,7 +217,7 @@ def test_later_checkpoints_no_longer_count_when_a_run_went_back(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_host_does_not_rotate(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
+def test_the_library_does_not_rotate(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
     args = arguments(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=1)
     trainer = build(make_static(), args)
     write_checkpoint(tmp_path, 5, sealed=False)
@@ -267,7 +267,7 @@ def test_what_cannot_start_does_not_take_the_folder(
     output = f"output={tmp_path}/run"
     with pytest.raises(MixfluenceError, match=message):
         run(load_recipe(recipe, [output, *(change.replace("PAIRS", str(pairs)) for change in changes)]))
-    assert not (tmp_path / "run" / "recipe.yaml").exists()
+    assert not (tmp_path / "run" / "trace.jsonl").exists()
     assert run(load_recipe(recipe, [output]))
 
 

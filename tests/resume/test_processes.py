@@ -95,7 +95,7 @@ def test_a_job_of_processes_writes_one_run_and_loses_nothing(
     stopped.until(in_probe(4))
     stopped.process.send_signal(signal.SIGTERM)
     assert stopped.wait(PROMPTLY) != 0
-    assert stopped.said.count("--resume goes on") == 1
+    assert stopped.said.count("--resume continues") == 1
     newest = list_checkpoints(tmp_path / "stopped" / "checkpoints")[0]
     assert 4 <= step_of(newest) < 40
     assert damage(newest) is None

@@ -53,7 +53,7 @@ def stop(recipe: Path, output: Path, number: int, alone: bool) -> None:
     run = Run(recipe, output)
     assert run.stop_when(in_step(5), number, alone=alone), run.said
     assert run.wait() == 128 + number, run.said
-    assert "--resume goes on" in run.said
+    assert "--resume continues" in run.said
     assert run.complaints == []
 
 
@@ -110,7 +110,7 @@ def test_a_signal_while_workers_tokenise_ends_at_once(number: int, tiny_bert_fol
 
     assert run.stop_when(tokenises, number), run.said
     assert run.wait() == 128 + number, run.said
-    assert "--resume goes on" in run.said
+    assert "--resume continues" in run.said
     assert run.complaints == []
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
 

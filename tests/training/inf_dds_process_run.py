@@ -8,7 +8,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from mixfluence.influence import Probe, Reptile
+from mixfluence.influence import Probe, Reptile, info_nce_metric
 from mixfluence.policy import UNIFORM, Mirror
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
@@ -32,7 +32,7 @@ def main(model_folder: str, output: Path) -> None:
         warmup_steps=1,
         freeze_below=0.0,
         inner_steps=2,
-        probe=Probe(batch_size=4, dev_batch_size=16),
+        probe=Probe(batch_size=4, dev_batch_size=16, metric=info_nce_metric(0.02)),
         rule=Mirror(step=1.0),
         reptile=Reptile(),
     )

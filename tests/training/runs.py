@@ -57,26 +57,29 @@ def build(model: SentenceTransformer, args: SentenceTransformerTrainingArguments
 
 
 class Turning(Strategy):
-    """Weights that a callback turns round, remembered in the checkpoint."""
+    """Weights that a callback reverses, stored in the checkpoint."""
 
-    def __init__(self) -> None:
-        self.turns = 0
+    _turns: int = 0
 
     def start(self, sizes: Mapping[str, int]) -> None:
         self._weights = softmax(np.linspace(2.0, 0.0, len(sizes)))
 
     def weights(self, progress: float = 0.0) -> Vector:
-        return self._weights[:: -1 if self.turns % 2 else 1]
+        return self._weights[:: -1 if self._turns % 2 else 1]
+
+    def turn(self) -> None:
+        """Reverse the weights."""
+        self._turns += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"turns": self.turns}
+        return {"turns": self._turns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.turns = state["turns"]
+        self._turns = state["turns"]
 
 
 class TurnAt(TrainerCallback):
-    """Turns the weights after given steps, as a measurement would."""
+    """Reverses the weights after given steps, as a measurement would."""
 
     def __init__(self, strategy: Turning, *steps: int) -> None:
         self._strategy = strategy
@@ -85,7 +88,8 @@ class TurnAt(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._strategy.turns += state.global_step in self._steps
+        if state.global_step in self._steps:
+            self._strategy.turn()
 
 
 def leave_processes() -> None:

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import Alignment, info_nce_metric
+from mixfluence.influence import Alignment, Projection, info_nce_metric
 from mixfluence.policy import UNIFORM, Temperature
 from mixfluence.runs import read_trace
 from mixfluence.strategies import Static, Strategy
@@ -51,20 +51,20 @@ ROWS = 8
 
 
 class FrozenMultiDDS(MultiDDS):
-    """Measures and reports, but never moves."""
+    """Measures and reports, but keeps its weights."""
 
     def _match(self, probed: Any, rewards: Any) -> None:
         pass
 
 
 class FrozenDoGE(DoGE):
-    """Measures and reports, but never moves."""
+    """Measures and reports, but keeps its weights."""
 
     def _shift(self, probed: Any, scores: Any) -> None:
         pass
 
 
-# Measuring leaves no trace but the trace.
+# Measuring has no side effects.
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ class FrozenDoGE(DoGE):
         (lambda: FrozenMultiDDS(**EVERY_STEP), 1),
         (lambda: FrozenMultiDDS(**EVERY_STEP, alignment=Alignment(lookahead=True)), 2),
         (lambda: FrozenMultiDDS(**EVERY_STEP, alignment=Alignment(preconditioned=True, batch_size=7)), 1),
-        (lambda: FrozenDoGE(Temperature(1.0), update_every=1), 2),
+        (lambda: FrozenDoGE(init=Temperature(1.0), update_every=1), 2),
         (
             lambda: FrozenDoGE(
-                Temperature(1.0),
+                init=Temperature(1.0),
                 update_every=1,
-                alignment=Alignment("projection", preconditioned=True, lookahead=True, metric="training-loss"),
+                alignment=Projection(preconditioned=True, lookahead=True, metric="training-loss"),
             ),
             1,
         ),
@@ -129,7 +129,7 @@ def test_a_dataset_like_the_target_is_best_aligned_and_rises(
 
 def test_what_doge_finds_favours_a_dataset_like_the_target(make_static: MakeModel, tmp_path: Path) -> None:
     metric = info_nce_metric(0.1)
-    strategy = DoGE(update_every=2, step=0.2, alignment=Alignment("projection", metric=metric))
+    strategy = DoGE(update_every=2, step=0.2, alignment=Projection(metric=metric))
     trainer = guided_run(make_static(), tmp_path, strategy)
     seen = [list(line["weights"].values()) for line in updates(trainer)]
     assert len(seen) == 9
@@ -160,7 +160,7 @@ KINDS: dict[str, Callable[[], Strategy]] = {
         update_every=3, warmup_steps=2, rate=0.01, alignment=Alignment(lookahead=True, dev_batch_size=8)
     ),
     "doge": lambda: DoGE(update_every=3, step=0.2),
-    "doge preconditioned": lambda: DoGE(update_every=3, alignment=Alignment("projection", preconditioned=True)),
+    "doge preconditioned": lambda: DoGE(update_every=3, alignment=Projection(preconditioned=True)),
 }
 
 
@@ -256,6 +256,6 @@ def test_a_run_without_a_dev_set_is_refused(make_static: MakeModel, tmp_path: Pa
 
 
 def test_preconditioning_needs_second_moments_from_the_start(make_static: MakeModel, tmp_path: Path) -> None:
-    strategy = DoGE(alignment=Alignment("projection", preconditioned=True))
+    strategy = DoGE(alignment=Projection(preconditioned=True))
     with pytest.raises(RecipeError, match="second moments such as AdamW, found SGD"):
         small_run(make_static(), tmp_path, strategy, optim="sgd")

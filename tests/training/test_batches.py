@@ -59,7 +59,7 @@ def mixture_rows(model: SentenceTransformer, negatives: int = 2) -> MixtureRows:
     return MixtureRows(tokenised, {"pairs": 0, "triples": negatives})
 
 
-def host_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
+def library_batch(model: SentenceTransformer, rows: list[Row]) -> dict[str, Any]:
     """What sentence-transformers makes of these rows."""
     passages = ["positive", *(f"negative_{i + 1}" for i in range(len(rows[0].negatives)))]
     collator = SentenceTransformerDataCollator(
@@ -91,11 +91,13 @@ def loss_and_gradient(
 
 
 @pytest.mark.parametrize("numbers", [[0, 3, 5], [6, 12, 9, 7], [12]], ids=str)
-def test_a_batch_is_what_the_host_makes_of_the_same_rows(model: SentenceTransformer, numbers: list[int]) -> None:
+def test_a_batch_is_what_sentence_transformers_makes_of_the_same_rows(
+    model: SentenceTransformer, numbers: list[int]
+) -> None:
     rows = mixture_rows(model)
     assert len(rows) == 13
     batch = Collator()(rows.__getitems__(numbers))
-    expected = host_batch(model, [[*PAIRS, *TRIPLES][number] for number in numbers])
+    expected = library_batch(model, [[*PAIRS, *TRIPLES][number] for number in numbers])
     assert batch.keys() == expected.keys()
     for name, value in expected.items():
         same = torch.equal(batch[name], value) if isinstance(value, Tensor) else batch[name] == value
@@ -122,9 +124,9 @@ def test_the_loss_is_info_nce_as_written_on_paper(model: SentenceTransformer, nu
     assert expected.dtype == torch.float64
     assert found == pytest.approx(expected.item(), rel=1e-5)
 
-    host, host_gradient = loss_and_gradient(info_nce(model), model, host_batch(model, chosen))
-    assert found == pytest.approx(host, rel=1e-9)
-    assert torch.allclose(gradient, host_gradient, rtol=1e-9)
+    library, library_gradient = loss_and_gradient(info_nce(model), model, library_batch(model, chosen))
+    assert found == pytest.approx(library, rel=1e-9)
+    assert torch.allclose(gradient, library_gradient, rtol=1e-9)
     assert gradient.abs().max() > 0
 
 

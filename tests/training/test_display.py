@@ -1,8 +1,8 @@
 """What a run shows while it trains.
 
-- Where there is no terminal: about ten lines a run, nothing said twice, names as text.
-- On a terminal: one picture that is gone at the end, with one line in its place; also if the run was interrupted.
-- One display follows several runs: the stages of a method, and a resumed run from where it goes on.
+- Without a terminal: about ten lines a run, nothing repeated, names as plain text.
+- On a terminal: one picture, replaced by one line at the end; also if the run was interrupted.
+- One display follows several runs: the stages of a method, and a resumed run from its checkpoint.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.training.distillation import M3Distillation, distillation_losses
-from mixfluence.training.losses import info_nce
+from mixfluence.training.losses import M3Distillation, distillation_losses, info_nce
 from tests.conftest import row_set
 from tests.training.runs import arguments, build, start_processes
 
@@ -117,7 +116,7 @@ def gradients(loss: nn.Module, model: SentenceTransformer, labels: Tensor | None
 LABELS = [[2.0, 1.0, 0.0], [NAN, NAN, NAN], [0.5, 0.7, NAN], [3.0, -1.0, 2.0]]
 
 
-def test_without_scores_it_is_the_hosts_loss(tiny_bert_folder: Path) -> None:
+def test_without_scores_it_is_the_library_loss(tiny_bert_folder: Path) -> None:
     model = without_dropout(tiny_bert_folder)
     expected, wanted = gradients(info_nce(model, 0.05), model, None)
     for labels in (None, torch.full((QUERIES, PASSAGES), NAN)):

@@ -30,8 +30,7 @@ from mixfluence.strategies import Static
 from mixfluence.strategies.doremi import DoReMi
 from mixfluence.strategies.group_dro import GroupDRO
 from mixfluence.strategies.tdro import TDRO
-from mixfluence.training.group_dro import GroupLoss, Reference, group_losses
-from mixfluence.training.losses import info_nce
+from mixfluence.training.losses import GroupLoss, Reference, group_losses, info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import arguments, build, pool, start_processes
 from tests.training.test_resume import StopAt, assert_equal_runs
@@ -75,7 +74,7 @@ def without_dropout(folder: Path) -> SentenceTransformer:
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_the_plain_loss_is_the_hosts(tiny_bert_folder: Path, columns: int) -> None:
+def test_the_plain_loss_is_that_of_the_library(tiny_bert_folder: Path, columns: int) -> None:
     # In double precision: in single, the order of a sum, which differs between processors, is worth 1e-6.
     model, reference = without_dropout(tiny_bert_folder).double(), other(without_dropout(tiny_bert_folder)).double()
     weigh = Scale()
@@ -236,7 +235,7 @@ def test_alpha_falls_on_what_nobody_can_learn(make_static: Callable[[], Sentence
     assert size < 1.5 * sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 
-def test_the_hosts_evaluation_leaves_alpha(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
+def test_evaluation_leaves_alpha(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
     model, strategy = make_static(), DoReMi()
     losses = group_losses(model, other(make_static()), strategy, list(pool()), 0.05)
     dev = {"near": pool()["near"]}

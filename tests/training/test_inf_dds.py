@@ -1,15 +1,15 @@
-"""Inf-DDS in a real training run: what probes measure, what they leave behind and what is made of them.
+"""Inf-DDS in a real training run: what probes measure, that they have no side effects, and how weights follow.
 
 - With frozen logits and without Reptile a run that probes is, to the last bit, the run that does not: weights,
   optimizer, draws and log, with dropout and accumulated gradients, whatever the kind of probe. No steps, no influence.
 - A dataset like the target rises under every rule and shuffled answers fall; two copies of one dataset stay together.
-- Every metric tells them apart; which way is better is the metric's to say. Accumulation does not scale a probe.
+- Every metric tells them apart; the metric says whether higher is better. Accumulation does not scale a probe.
 - Reptile at the literal rate moves nothing, relative to the schedule it does; the optimizer is as before either way.
   A momentum-free probe moves words that were never trained no further than others.
 - What is not a number gets no credit and does no harm: a dataset whose loss breaks, and a dev set that does.
 - Rounds come when they are due, with as many datasets as asked for; others keep their logits.
-- The trace tells what was measured, what came of it and what it cost; the Trainer's log has the new probabilities.
-- What cannot work is one clear error.
+- The trace holds what was measured, the new weights and the cost; the Trainer's log has the new probabilities.
+- Settings that cannot work raise one clear error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import (
     DevBatch,
     Influences,
@@ -62,12 +62,12 @@ RULES: dict[str, Rule] = {
 
 
 class Frozen(InfDDS):
-    """Measures and reports, but never moves."""
+    """Measures and reports, but keeps its weights."""
 
     def update(self, influences: Influences) -> dict[str, Any]:
         logits = self.logits.copy()
         facts = super().update(influences)
-        self.logits = logits
+        self._logits = logits
         return facts
 
 
@@ -220,11 +220,11 @@ def small_run(model: SentenceTransformer, folder: Path, strategy: Strategy, **op
     ("probe", "accumulation"),
     [
         (Probe(), 1),
-        (Probe(snapshot="host", learning_rate=0.5), 2),
-        (Probe(state="momentum-free", snapshot="host"), 1),
+        (Probe(snapshot="cpu", learning_rate=0.5), 2),
+        (Probe(state="momentum-free", snapshot="cpu"), 1),
         (Probe(state="momentum-free", learning_rate="floored", batch_size=7), 2),
     ],
-    ids=["inherited", "inherited, host, accumulation", "momentum-free, host", "momentum-free, accumulation"],
+    ids=["inherited", "inherited, cpu, accumulation", "momentum-free, cpu", "momentum-free, accumulation"],
 )
 def test_a_run_with_frozen_logits_is_the_run_without_probes(
     tiny_bert_folder: Path, tmp_path: Path, probe: Probe, accumulation: int
@@ -350,7 +350,9 @@ def scored_target() -> RowSet:
 def test_every_metric_tells_the_right_dataset_from_the_shuffled(
     make_static: MakeModel, tmp_path: Path, metric: Metric | Literal["training-loss"]
 ) -> None:
-    strategy = Frozen(UNIFORM, update_every=4, warmup_steps=4, probe=Probe(metric=metric, learning_rate="floored"))
+    strategy = Frozen(
+        init=UNIFORM, update_every=4, warmup_steps=4, probe=Probe(metric=metric, learning_rate="floored")
+    )
     trainer = guided_run(make_static(), tmp_path, strategy, dev_dataset={"target": scored_target()})
     measured = influences(trainer)
     assert len(measured) == 4
@@ -543,7 +545,7 @@ def test_a_dev_set_that_cannot_be_measured_moves_nothing(make_static: MakeModel,
 
 
 @pytest.mark.parametrize(
-    ("strategy", "host", "steps"),
+    ("strategy", "options", "steps"),
     [
         ({"warmup_steps": 3}, {}, [3, 7, 11, 15]),
         ({"warmup_steps": 0}, {}, [4, 8, 12, 16]),
@@ -555,10 +557,10 @@ def test_a_dev_set_that_cannot_be_measured_moves_nothing(make_static: MakeModel,
     ],
 )
 def test_rounds_come_when_they_are_due_and_never_at_the_last_step(
-    make_static: MakeModel, tmp_path: Path, strategy: dict[str, Any], host: dict[str, Any], steps: list[int]
+    make_static: MakeModel, tmp_path: Path, strategy: dict[str, Any], options: dict[str, Any], steps: list[int]
 ) -> None:
     chosen = InfDDS(**{"update_every": 4, "freeze_below": 0.0, "inner_steps": 1, **strategy})
-    trainer = small_run(make_static(), tmp_path, chosen, max_steps=19, logging_steps=19, **host)
+    trainer = small_run(make_static(), tmp_path, chosen, max_steps=19, logging_steps=19, **options)
     assert [line["step"] for line in updates(trainer)] == steps
 
 
@@ -639,7 +641,7 @@ def test_new_probabilities_hold_from_one_round_to_the_next(make_static: MakeMode
     ("probe", "reptile", "sizes"),
     [
         (Probe(), None, 3),
-        (Probe(snapshot="host"), None, 3),
+        (Probe(snapshot="cpu"), None, 3),
         (Probe(), Reptile(), 4),
         (Probe(state="momentum-free"), None, 1),
         (Probe(state="momentum-free"), Reptile(), 2),
@@ -702,17 +704,17 @@ def test_momentum_free_probes_need_second_moments(make_static: MakeModel, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "field"),
     [
-        (lambda: InfDDS(update_every=0), "update_every must be at least 1, found 0"),
-        (lambda: InfDDS(warmup_steps=-1), "warmup_steps must be at least 0, found -1"),
-        (lambda: InfDDS(inner_steps=-1), "inner_steps must be at least 0, found -1"),
-        (lambda: InfDDS(subset=1), "subset must be at least 2, found 1"),
-        (lambda: Probe(batch_size=1), "batch_size must be at least 2, found 1"),
-        (lambda: Probe(dev_batch_size=1), "dev_batch_size must be at least 2, found 1"),
-        (lambda: Probe(learning_rate=0.0), "learning_rate of probes must be above 0, found 0.0"),
+        (lambda: InfDDS(update_every=0), "InfDDS.update_every"),
+        (lambda: InfDDS(warmup_steps=-1), "InfDDS.warmup_steps"),
+        (lambda: InfDDS(inner_steps=-1), "InfDDS.inner_steps"),
+        (lambda: InfDDS(subset=1), "InfDDS.subset"),
+        (lambda: Probe(batch_size=1), "Probe.batch_size"),
+        (lambda: Probe(dev_batch_size=1), "Probe.dev_batch_size"),
+        (lambda: Probe(learning_rate=0.0), "Probe.learning_rate"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(wrong: Callable[[], object], message: str) -> None:
-    with pytest.raises(MixfluenceError, match=message):
+def test_settings_that_mean_nothing_are_refused(wrong: Callable[[], object], field: str) -> None:
+    with pytest.raises(RecipeError, match=f"^{field}: "):
         wrong()

@@ -1,4 +1,4 @@
-"""Inf-DDS where it is easily broken: weights no metric sees, checkpoints that do not fit, settings without meaning."""
+"""Edge cases of Inf-DDS: weights that no metric sees, checkpoints of other runs, invalid settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from mixfluence.stages import build_strategy
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.errors import MixfluenceError, RecipeError
@@ -48,7 +47,8 @@ def test_a_probe_that_breaks_weights_the_metric_does_not_see_does_no_harm(
 
 def test_reptile_may_be_a_bare_number(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), ["strategy={name: inf-dds, reptile: 0.5}"])
-    assert build_strategy(recipe).reptile == Reptile(rate=0.5)
+    assert isinstance(recipe.strategy, InfDDS)
+    assert recipe.strategy.reptile == Reptile(rate=0.5)
 
 
 def test_a_rule_without_a_name_lists_the_rules(tmp_path: Path) -> None:

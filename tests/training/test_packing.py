@@ -168,7 +168,7 @@ def test_a_packed_run_is_a_padded_run(strategy: type, tiny_bert_folder: Path, tm
     for packing in False, True:
         model = without_dropout(SentenceTransformer(str(tiny_bert_folder), device="cpu"))
         folder = tmp_path / str(packing)
-        chosen = strategy(UNIFORM) if strategy is Static else InfDDS(init=UNIFORM, update_every=2, warmup_steps=1)
+        chosen = Static(init=UNIFORM) if strategy is Static else InfDDS(init=UNIFORM, update_every=2, warmup_steps=1)
         trainer = build(
             model, arguments(folder, learning_rate=1e-3), strategy=chosen, dev_dataset=pool(), packing=packing
         )

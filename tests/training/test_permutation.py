@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mixfluence.training.permutation import mix, permuted, uniform
+from mixfluence.training.streams import mix, permuted, uniform
 
 keys = st.integers(0, 2**64 - 1)
 

@@ -44,7 +44,7 @@ def test_a_dry_run_names_the_argument_without_which_it_would_work(tmp_path: Path
     right = {"adam_beta1": 0.8}
     dry_run(build_arguments, right)
     for name, value in ("torch_compile_mode", "fast"), ("adam_beta2", 7), ("lr_scheduler_type", "steep"):
-        with pytest.raises(RecipeError, match=rf"^training\.host\.{name}: "):
+        with pytest.raises(RecipeError, match=rf"^training\.trainer_args\.{name}: "):
             dry_run(build_arguments, {**right, name: value})
 
 
@@ -55,7 +55,7 @@ def test_one_process_for_several_gpus_is_refused(tiny_bert: SentenceTransformer,
     with pytest.raises(RecipeError, match=r"^4 GPUs"):
         build(tiny_bert, args)
     with pytest.raises(RecipeError, match=r"^4 GPUs"):
-        dry_run(lambda host: args, {})
+        dry_run(lambda options: args, {})
 
 
 def test_a_pattern_that_parameters_have_trains_them_at_its_rate(

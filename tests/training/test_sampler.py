@@ -158,7 +158,7 @@ def test_a_state_through_json_continues_exactly(trained: int, ahead: int, max_ep
 
 
 @pytest.mark.parametrize(("skip", "empty"), [(True, 2), (False, 0)])
-def test_a_resumed_epoch_starts_with_what_the_host_throws_away(skip: bool, empty: int) -> None:
+def test_a_resumed_epoch_starts_with_what_the_trainer_discards(skip: bool, empty: int) -> None:
     pool = Pool([30, 30], [0.5, 0.5], draws_per_epoch=5, epochs=3)
     batches = [batch for _ in range(3) for batch in pool.sampler][:12]
     for _ in batches:

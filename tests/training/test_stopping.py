@@ -1,9 +1,8 @@
 """Signals that reach the workers of a loader as well as the program that waits for their batches.
 
-- Workers that outlast signals go on loading; their parent can still end them.
-- Of others the signal makes an end, which is no error of a program that got it too.
-- Neither code that catches everything nor a queue that was interrupted while it held its lock keeps a program from
-  leaving, and its workers leave with it.
+- Workers that ignore signals continue to load; their parent can still stop them.
+- Other workers exit, which is not an error of a program that received the signal too.
+- A program exits with its workers even if code catches everything, or if a queue was interrupted with its lock held.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_the_data_seed_alone_decides_the_order_of_rows(static: SentenceTransform
 def test_new_weights_act_on_the_very_next_step(static: SentenceTransformer, tmp_path: Path) -> None:
     class OneOrOther(Turning):
         def weights(self, progress: float = 0.0) -> Vector:
-            return np.array([0.0, 1.0] if self.turns % 2 else [1.0, 0.0])
+            return np.array([0.0, 1.0] if self._turns % 2 else [1.0, 0.0])
 
     strategy = OneOrOther()
     trainer = build(static, arguments(tmp_path), strategy=strategy, callbacks=[TurnAt(strategy, 2, 5)])
@@ -147,7 +147,7 @@ def test_the_trace_tells_every_batch(static: SentenceTransformer, tmp_path: Path
     assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
 
 
-def test_the_hosts_log_has_probabilities_and_rows_drawn(static: SentenceTransformer, tmp_path: Path) -> None:
+def test_the_log_has_probabilities_and_rows_drawn(static: SentenceTransformer, tmp_path: Path) -> None:
     trainer = build(static, arguments(tmp_path))
     trainer.train()
     told = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -160,7 +160,9 @@ def test_the_hosts_log_has_probabilities_and_rows_drawn(static: SentenceTransfor
 
 
 @pytest.mark.parametrize("accumulation", [1, 5])
-def test_epochs_end_where_the_host_would_end(static: SentenceTransformer, tmp_path: Path, accumulation: int) -> None:
+def test_epochs_end_where_the_library_would_end(
+    static: SentenceTransformer, tmp_path: Path, accumulation: int
+) -> None:
     args = arguments(tmp_path, max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=accumulation)
     trainer = build(static, args)
     trainer.train()

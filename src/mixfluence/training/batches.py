@@ -37,12 +37,7 @@ class TokenBatch:
 
 
 class MixtureRows(Dataset[TokenBatch]):
-    """All datasets of a mixture as one list of rows, looked up a batch at a time.
-
-    Args:
-        datasets: Token ids of each dataset, in the order in which rows are numbered.
-        negatives: Hard negatives per row of each dataset.
-    """
+    """All datasets of a mixture as one list of rows, looked up a batch at a time, with some negatives per row."""
 
     def __init__(self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int]) -> None:
         self._names = list(datasets)
@@ -73,9 +68,7 @@ class MixtureRows(Dataset[TokenBatch]):
 class Collator:
     """Turns token ids into the features that the losses take; teacher scores become the label.
 
-    Args:
-        name_datasets: Whether to add the name of the dataset, which a dict of losses needs.
-        packing: How to pack texts; None pads them.
+    With `name_datasets` it adds the name of the dataset, which a dict of losses needs. Without `packing` it pads.
     """
 
     def __init__(self, name_datasets: bool = False, packing: Packing | None = None) -> None:
@@ -157,10 +150,7 @@ def prompts_of(args: SentenceTransformerTrainingArguments, dataset: str, dataset
 
 
 def negatives_per_row(tokenised: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
-    """Return the number of hard negatives that rows of each dataset are trained with.
-
-    Without a wanted number it is as many as every row has; with one, rows that have fewer repeat or borrow some.
-    """
+    """Return the number of hard negatives per row: as many as every row has, unless a number is wanted."""
     if wanted is not None:
         return dict.fromkeys(tokenised, wanted)
     for name, rows in tokenised.items():
@@ -171,8 +161,5 @@ def negatives_per_row(tokenised: Mapping[str, TokenisedRows], wanted: int | None
 
 
 def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
-    """Return the number of hard negatives of dev rows: as many as any row has, but no more than training uses, if any.
-
-    One row without negatives does not set it to 0 for all.
-    """
+    """Return the number of hard negatives of dev rows: as many as any row has, but no more than training uses."""
     return {name: min(wanted or rows.most_negatives, rows.most_negatives) for name, rows in dev.items()}

@@ -25,8 +25,6 @@ from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
 from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later
-from mixfluence.training.sampler import Draw
-from mixfluence.training.streams import StreamState
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
@@ -43,7 +41,8 @@ class MixtureCallback(TrainerCallback):
         self.seconds_before = 0.0
         self._trainer = trainer
         self._path = path
-        self._unwritten: list[Draw] = []
+        # Dataset and rows of each batch trained on since the last line.
+        self._unwritten: list[tuple[int, int]] = []
         self._started = 0.0
         self._lines = 0
         self._limit: int | None = None
@@ -54,26 +53,28 @@ class MixtureCallback(TrainerCallback):
             self._trainer.probing.start()
         # The Trainer would delete old checkpoints before the new one is complete.
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
-        saved = self._trainer.resumed or {"untold": [], "trace_lines": 0}
-        self._unwritten = [Draw(dataset, rows, StreamState()) for dataset, rows in saved["untold"]]
-        if "unlogged" in saved:
-            self._load_unlogged_loss(saved["unlogged"])
         self._started = time.monotonic()
+        saved = self._trainer.resumed
+        self._unwritten = saved["untold"] if saved else []
+        if saved:
+            # The Trainer would start the sum of losses since the last log at 0.
+            self._trainer._tr_loss += saved["unlogged"]["losses"][args.process_index]
+            self._trainer._globalstep_last_logged = saved["unlogged"]["since"]
         if not state.is_world_process_zero:
             return
-        if self._trainer.resumed:
+        lines = []
+        if saved:
             unseal_later(args.output_dir, state.global_step)
-        known = read_trace(self._path)[: saved["trace_lines"]] if state.global_step and self._path.exists() else []
-        self.seconds_before = known[-1]["seconds"] if known else 0.0
+            lines = read_trace(self._path)[: saved["trace_lines"]] if self._path.exists() else []
+        self.seconds_before = lines[-1]["seconds"] if lines else 0.0
         self._started -= self.seconds_before
-        if not known:
-            known = [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
-        self._lines = len(known)
-        write_text(self._path, "".join(map(_line, known)))
+        lines = lines or [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
+        self._lines = len(lines)
+        write_text(self._path, "".join(map(_line, lines)))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Count the last batch of a step, and run probes if they are due."""
-        self._unwritten.append(self._trainer.sampler.pop_trained())
+        self.on_substep_end(args, state, control)
         if self._trainer.probing and self._trainer.probing.due:
             self._write_trained(state, {})
             update = self._trainer.probing.update()
@@ -81,7 +82,8 @@ class MixtureCallback(TrainerCallback):
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Count one of several batches whose gradients are accumulated."""
-        self._unwritten.append(self._trainer.sampler.pop_trained())
+        trained = self._trainer.sampler.pop_trained()
+        self._unwritten.append((trained.dataset, trained.rows))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write a line with the loss, or stop a run whose loss is not finite."""
@@ -96,10 +98,11 @@ class MixtureCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add our state to the checkpoint, seal it and delete old ones."""
+        losses = self._trainer.accelerator.gather(self._trainer._tr_loss.reshape(1)).tolist()
         own = {
             "trace_lines": self._lines,
-            "untold": [(draw.dataset, draw.rows) for draw in self._unwritten],
-            "unlogged": self._unlogged_loss(),
+            "untold": self._unwritten,
+            "unlogged": {"losses": losses, "since": self._trainer._globalstep_last_logged},
         }
         # Each process writes its own random state.
         self._trainer.accelerator.wait_for_everyone()
@@ -115,16 +118,6 @@ class MixtureCallback(TrainerCallback):
         self._write_trained(state, {})
         args.save_total_limit = self._limit
 
-    def _unlogged_loss(self) -> dict[str, Any]:
-        """Return the loss that the Trainer has summed up since its last log, per process, and the step of that log."""
-        losses = self._trainer.accelerator.gather(self._trainer._tr_loss.reshape(1)).tolist()
-        return {"losses": losses, "since": self._trainer._globalstep_last_logged}
-
-    def _load_unlogged_loss(self, state: dict[str, Any]) -> None:
-        """Continue the sum, which the Trainer would start again at 0."""
-        self._trainer._tr_loss += state["losses"][self._trainer.args.process_index]
-        self._trainer._globalstep_last_logged = state["since"]
-
     def _write_trained(self, state: TrainerState, logged: dict[str, float]) -> None:
         if not self._unwritten and not logged:
             return
@@ -132,8 +125,8 @@ class MixtureCallback(TrainerCallback):
             **logged,
             "weights": self._trainer.probabilities(),
             **({"outcome": outcome} if (outcome := self._trainer.outcome()) else {}),
-            "trained": [draw.dataset for draw in self._unwritten],
-            "rows": [draw.rows for draw in self._unwritten],
+            "trained": [dataset for dataset, _ in self._unwritten],
+            "rows": [rows for _, rows in self._unwritten],
             "drawn_ahead": self._trainer.sampler.drawn_ahead,
         }
         self._unwritten = []

@@ -7,6 +7,7 @@ or with a file that differs from it, a checkpoint is ignored. Old ones are delet
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -48,9 +49,6 @@ def find_checkpoint(folder: Path | str, wanted: Path | str | bool | None) -> Pat
         folder: Folder of the run's checkpoints.
         wanted: A checkpoint, which must be complete; True for the newest complete one, which must exist; `"latest"`
             for the newest complete one, or else step 0 (with a warning if there are damaged ones).
-
-    Raises:
-        DataError: If the checkpoint is damaged or missing.
     """
     if not wanted:
         return None
@@ -101,15 +99,11 @@ def damage(checkpoint: Path) -> str | None:
     """
     if reason := _damage_of_files(checkpoint):
         return reason
-    try:
-        best_of = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["best_model_checkpoint"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return f"its {TRAINER_STATE_NAME} cannot be read ({_first_line(error)})"
-    if not best_of:
-        return None
-    best = checkpoint.with_name(Path(best_of).name)
-    reason = None if best == checkpoint else _damage_of_files(best)
-    return f"its best checkpoint so far, {best.name}, cannot be used: {reason}" if reason else None
+    best_of = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["best_model_checkpoint"]
+    best = checkpoint.with_name(Path(best_of).name) if best_of else checkpoint
+    if best != checkpoint and (reason := _damage_of_files(best)):
+        return f"its best checkpoint so far, {best.name}, cannot be used: {reason}"
+    return None
 
 
 def newest_complete(folder: Path | str) -> Path | None:
@@ -123,10 +117,9 @@ def newest_complete(folder: Path | str) -> Path | None:
 
 
 def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
-    """Delete all but `limit` complete checkpoints, but neither the newest nor the best.
+    """Delete all but `limit` complete checkpoints, but neither the newest nor the best; call it after sealing one.
 
-    Call it after sealing the newest one: what is not sealed by then never will be and is deleted first. The newest is
-    the one sealed last: a run that started again from step 0 may find later steps of its first attempt.
+    The newest is the one sealed last: a run that started again from step 0 may find later steps of its first attempt.
     """
     if not limit:
         return
@@ -152,28 +145,19 @@ def unseal_later(folder: Path | str, step: int) -> None:
 def identity(
     args: SentenceTransformerTrainingArguments, strategy: Strategy, mixture: Mixture, dev: Mixture | None
 ) -> dict[str, Any]:
-    """Return what a resumed run must have in common with its checkpoint, as JSON values.
-
-    Dev sets count only if they guide the strategy.
-    """
-    return {
-        "fingerprints": mixture.fingerprints,
-        "dev_fingerprints": dev.fingerprints if dev and strategy.probing else {},
-        "settings": {
-            "seed": data_seed(args),
-            "batch size": args.train_batch_size * args.world_size,
-            "gradient accumulation": args.gradient_accumulation_steps,
-            "strategy": type(strategy).__name__,
-        },
+    """Return what a resumed run must share with its checkpoint; dev sets count only if they guide the strategy."""
+    settings = {
+        "seed": data_seed(args),
+        "batch size": args.train_batch_size * args.world_size,
+        "gradient accumulation": args.gradient_accumulation_steps,
+        "strategy": type(strategy).__name__,
     }
+    guides = dev.fingerprints if dev and strategy.probing else {}
+    return {"fingerprints": mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
 
 
 def read_state(checkpoint: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Read our part of a checkpoint, for a run with this `identity`.
-
-    Raises:
-        DataError: If it cannot be read, or belongs to another run; the message says what differs.
-    """
+    """Read our part of a checkpoint, and refuse that of a run with another `identity`."""
     with valid_state(checkpoint / STATE_FILE):
         state: dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
         _refuse_other_data(checkpoint, "training sets", state["fingerprints"], run["fingerprints"])
@@ -199,7 +183,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise OSError(f"{path}: could not be written ({_first_line(error)})") from error
+        raise _not_written(path, error) from error
 
 
 @contextmanager
@@ -215,8 +199,7 @@ def remove_half_written(trainer: MixtureTrainer) -> Iterator[None]:
         if not trainer.is_world_process_zero() or not begun or (checkpoint / MANIFEST_FILE).exists():
             raise
         shutil.rmtree(checkpoint, ignore_errors=True)
-        reason = f"{checkpoint}: could not be written ({_first_line(error)}); earlier checkpoints are kept"
-        raise OSError(reason) from error
+        raise _not_written(checkpoint, error) from error
 
 
 def _refuse_other_data(checkpoint: Path, kind: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -228,6 +211,8 @@ def _refuse_other_data(checkpoint: Path, kind: str, before: Mapping[str, str], n
 
 
 def _damage_of_files(checkpoint: Path) -> str | None:
+    if not (checkpoint / MANIFEST_FILE).exists():
+        return "it was not written completely"
     try:
         manifest = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))
         if TRAINER_STATE_NAME not in manifest:
@@ -238,8 +223,6 @@ def _damage_of_files(checkpoint: Path) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != expected["bytes"] or _measure(path) != expected:
                 return f"{name} has changed since it was written"
-    except FileNotFoundError:
-        return "it was not written completely"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
     return None
@@ -247,12 +230,9 @@ def _damage_of_files(checkpoint: Path) -> str | None:
 
 def _measure(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        digest = xxhash.xxh3_128()
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "xxh3": digest.hexdigest()}
+        return {"bytes": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _not_written(path: Path, error: Exception) -> OSError:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return OSError(f"{path}: could not be written ({reason})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ PLAIN_LINES = 10
 PLAIN_DATASETS = 3
 # Logged probabilities kept for sparklines; a longer history is thinned to every other one.
 HISTORY = 512
-REFRESHES_PER_SECOND = 2
 
 
 class ProgressDisplay(TrainerCallback):
@@ -32,7 +31,6 @@ class ProgressDisplay(TrainerCallback):
     the stages of a method.
 
     Args:
-        console: Where to show it.
         label: Name of the run.
     """
 
@@ -40,30 +38,24 @@ class ProgressDisplay(TrainerCallback):
         self._console = console
         self._label = label
         self._live: Live | None = None
-        self._begin(label, 0, 1)
-
-    def _begin(self, title: str, step: int, steps: int) -> None:
-        self._title = title
-        self._first = self._step = step
-        self._steps = steps
-        self._printed = step * PLAIN_LINES // steps
-        self._started = time.monotonic()
-        self._logs: Mapping[str, float] = {}
-        self._history: list[Mapping[str, float]] = []
-        self._previous: list[str] = []
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Start again, at the step that a run is resumed from."""
         self._stop()
-        stage = _stage(Path(args.output_dir))
-        self._begin(f"{self._label}, stage {stage}" if stage else self._label, state.global_step, state.max_steps)
+        folder = Path(args.output_dir).parent
+        stage = f", stage {folder.name}" if folder.parent.name == STAGES_FOLDER else ""
+        self._title = f"{self._label}{stage}"
+        self._first = self._step = state.global_step
+        self._steps = state.max_steps
+        self._printed = self._step * PLAIN_LINES // self._steps
+        self._started = time.monotonic()
+        self._logs: Mapping[str, float] = {}
+        self._history: list[Mapping[str, float]] = []
+        self._previous: list[str] = []
         # A terminal without block characters gets plain lines.
         if state.is_world_process_zero and self._console.is_terminal and not self._console.options.ascii_only:
             self._live = Live(
-                console=self._console,
-                get_renderable=self._picture,
-                refresh_per_second=REFRESHES_PER_SECOND,
-                transient=True,
+                console=self._console, get_renderable=self._picture, refresh_per_second=2, transient=True
             )
             self._live.start()
             # An interrupted run never calls on_train_end, but the cursor must be restored.
@@ -87,7 +79,8 @@ class ProgressDisplay(TrainerCallback):
         due = self._step * PLAIN_LINES // self._steps
         if self._live is None and due > self._printed:
             self._printed = due
-            self._print("; ".join([self._progress(), *self._changes()]))
+            facts = [f"{self._title}: step {self._step:,} of {self._steps:,}", *self._facts(), self._time()]
+            self._print("; ".join([", ".join(facts), *self._changes()]))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Replace the picture by one line."""
@@ -113,19 +106,14 @@ class ProgressDisplay(TrainerCallback):
             return f"took {duration(elapsed)}"
         return f"{duration(elapsed / done * (self._steps - self._step))} left" if done else "starting"
 
-    def _facts(self) -> Iterator[str]:
-        if "loss" in self._logs:
-            yield f"loss {self._logs['loss']:.3f}"
+    def _facts(self) -> list[str]:
+        facts = [f"loss {self._logs['loss']:.3f}"] if "loss" in self._logs else []
         if "learning_rate" in self._logs:
-            yield f"learning rate {self._logs['learning_rate']:.2g}"
-        elapsed = time.monotonic() - self._started
-        probing = self._logs.get("probing/seconds", 0.0)
+            facts.append(f"learning rate {self._logs['learning_rate']:.2g}")
+        elapsed, probing = time.monotonic() - self._started, self._logs.get("probing/seconds", 0.0)
         if 0 < probing < elapsed:
-            yield f"probing adds {probing / (elapsed - probing):.0%}"
-
-    def _progress(self) -> str:
-        step = f"{self._title}: step {self._step:,} of {self._steps:,}"
-        return ", ".join([step, *self._facts(), self._time()])
+            facts.append(f"probing adds {probing / (elapsed - probing):.0%}")
+        return facts
 
     def _changes(self) -> list[str]:
         """Return what a plain line says about the mixture, except what the previous line said too."""
@@ -141,15 +129,12 @@ class ProgressDisplay(TrainerCallback):
 
     def _picture(self) -> Group:
         head = Table.grid(padding=(0, 2))
-        head.add_row(
-            Text(self._title, "bold"),
-            ProgressBar(total=self._steps, completed=self._step, width=24),
-            Text(f"{self._step:,} of {self._steps:,}"),
-            Text(self._time(), "dim"),
-        )
+        bar = ProgressBar(total=self._steps, completed=self._step, width=24)
+        progress = Text(f"{self._step:,} of {self._steps:,}")
+        head.add_row(Text(self._title, "bold"), bar, progress, Text(self._time(), "dim"))
         parts: list[Table | Text] = [head]
-        if facts := "   ".join(self._facts()):
-            parts.append(Text(facts))
+        if facts := self._facts():
+            parts.append(Text("   ".join(facts)))
         if self._history:
             parts.append(mixture_table(self._history, _named(self._logs, "influence/")))
         return Group(*parts)
@@ -157,9 +142,3 @@ class ProgressDisplay(TrainerCallback):
 
 def _named(logs: Mapping[str, float], prefix: str) -> dict[str, float]:
     return {key.removeprefix(prefix): value for key, value in logs.items() if key.startswith(prefix)}
-
-
-def _stage(checkpoints: Path) -> str | None:
-    """Return the name of the stage that writes these checkpoints; None for the last or only stage."""
-    folder = checkpoints.parent
-    return folder.name if folder.parent.name == STAGES_FOLDER else None

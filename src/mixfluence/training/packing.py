@@ -29,6 +29,7 @@ from transformers.masking_utils import sdpa_mask
 
 from mixfluence.data.tokens import TokenLayout
 from mixfluence.influence import embed_columns
+from mixfluence.influence.snapshot import preserve_rng_and_modes
 
 logger = logging.getLogger(__name__)
 
@@ -70,21 +71,18 @@ class Packing:
         lengths = np.array([len(ids) for ids in texts], np.int64)
         bounds = np.concatenate([[0], lengths.cumsum()])
         positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths) + self.first_position
-        runs = {
+        tokens = {
             "input_ids": np.concatenate(texts).astype(np.int64),
             "position_ids": positions,
             "seq_idx": np.repeat(np.arange(len(texts)), lengths),
             **{name: np.zeros_like(positions) for name in layout.zeros},
         }
+        features: dict[str, Any] = {name: torch.from_numpy(values)[None] for name, values in tokens.items()}
         offsets = torch.from_numpy(bounds.astype(np.int32))
         longest = -(-int(lengths.max()) // LENGTH_STEP) * LENGTH_STEP
+        features |= _bounds(offsets, longest)
         sides = SIDES if self.alike else ()
-        constants = {name: value for name, value in layout.constants.items() if name not in sides}
-        return {
-            **{name: torch.from_numpy(run)[None] for name, run in runs.items()},
-            **{"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest},
-            **constants,
-        }
+        return features | {name: value for name, value in layout.constants.items() if name not in sides}
 
 
 def learn_packing(
@@ -93,30 +91,23 @@ def learn_packing(
     layouts: Mapping[str, TokenLayout],
     precision: AbstractContextManager[Any],
 ) -> Packing | None:
-    """Find out how to pack sequences for a model, and prepare the model for it.
+    """Find out how to pack sequences for a model, and prepare the model for it; None if it needs padding.
 
     Args:
         model: The encoder, on its device.
         columns: A few texts of every column.
         layouts: Padding of each column.
         precision: Autocast context of the training.
-
-    Returns:
-        None if the model needs padding.
     """
     if not all(layout.padded for layout in layouts.values()) or not prepare_attention(model):
         return None
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad(), precision:
+        with preserve_rng_and_modes(model), torch.no_grad(), precision:
+            model.eval()
             return _try_out(model, columns, layouts)
     except (RuntimeError, TypeError, ValueError) as error:
         logger.info("sequences are padded, because packing failed: %s", error)
         return None
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def prepare_attention(model: nn.Module) -> bool:
@@ -227,12 +218,7 @@ def _mask(attention_mask: Tensor | None = None, **options: Any) -> Tensor | None
 
 
 def compile_encoder(model: nn.Module, compiler: Compiler = GRAPHS) -> None:
-    """Compile the transformers of a model for packed sequences; padded ones run uncompiled.
-
-    Args:
-        model: The encoder. Transformers that are already compiled are left alone.
-        compiler: Compiles a function.
-    """
+    """Compile the transformers of a model for packed sequences; padded ones run uncompiled."""
     for part in transformers_in(model):
         if not isinstance(part.forward, FilledUp):
             # sentence-transformers calls `forward` itself, which `Module.compile` does not replace.
@@ -264,13 +250,16 @@ def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
     added = torch.arange(1, FILLERS + 1, dtype=torch.int64, device=bounds.device) * missing // FILLERS
     bounds = torch.cat([bounds, (added + tokens).to(bounds.dtype)])
     longest = max(inputs["max_length_q"], -(-missing // FILLERS))
-    filled = inputs | {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
-    filled |= {"max_length_q": longest, "max_length_k": longest}
+    filled = inputs | _bounds(bounds, longest)
     for name in ("input_ids", "token_type_ids", "position_ids"):
         if name in filled:
             filled[name] = F.pad(filled[name], (0, missing))
     filled.pop("seq_idx", None)
     return filled
+
+
+def _bounds(bounds: Tensor, longest: int) -> dict[str, Any]:
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 def filled_size(tokens: int) -> int:

@@ -34,15 +34,7 @@ def check_environment() -> None:
 
 
 def dry_run(build: Build, options: Mapping[str, Any]) -> None:
-    """Set up a Trainer around a model of a few parameters, so that bad arguments fail now and not after tokenising.
-
-    Args:
-        build: Turns `options` into training arguments.
-        options: The arguments that a recipe passes on to the Trainer.
-
-    Raises:
-        RecipeError: Naming each argument without which the Trainer could be set up.
-    """
+    """Set up a Trainer around a tiny model, so that a bad one of `training.trainer_args` fails now and is named."""
     error = _failure(build, options)
     if error is not None:
         alone = [name for name in options if _failure(build, {k: v for k, v in options.items() if k != name}) is None]
@@ -52,11 +44,7 @@ def dry_run(build: Build, options: Mapping[str, Any]) -> None:
 
 
 def check_arguments(trainer: MixtureTrainer) -> None:
-    """Refuse arguments that cannot work with a mixture or with this model, before texts are tokenised.
-
-    Raises:
-        RecipeError: Naming the argument.
-    """
+    """Refuse arguments that cannot work with a mixture or with this model, before texts are tokenised."""
     refuse_several_gpus(trainer.args)
     if trainer.args.auto_find_batch_size:
         raise RecipeError("auto_find_batch_size: not supported, the draws depend on the batch size")
@@ -77,25 +65,21 @@ def refuse_several_gpus(args: TrainingArguments) -> None:
 
 
 def _failure(build: Build, options: Mapping[str, Any]) -> Exception | None:
+    sizes = {"vocab_size": 2, "hidden_size": 2, "intermediate_size": 2, "max_position_embeddings": 2}
+    rows = [{"input_ids": [0]}]
     try:
-        _set_up(build(options))
+        args = build(options)
+        model = BertForMaskedLM(BertConfig(num_hidden_layers=1, num_attention_heads=1, **sizes))
+        trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows)
+        if args.torch_compile_mode is not None:
+            torch.compile(nn.Identity(), **trainer.accelerator.state.dynamo_plugin.to_kwargs())
+        # The module names of this model are not those that `optim_target_modules` refers to.
+        if not args.optim_target_modules:
+            trainer.create_optimizer_and_scheduler(args.max_steps)
+        trainer.get_train_dataloader()
     except Exception as error:  # transformers, torch and every tracker raise their own kinds
         return error
     return None
-
-
-def _set_up(args: TrainingArguments) -> None:
-    """Build accelerator, trackers, optimizer, schedule and loader."""
-    sizes = {"vocab_size": 2, "hidden_size": 2, "intermediate_size": 2, "max_position_embeddings": 2}
-    model = BertForMaskedLM(BertConfig(num_hidden_layers=1, num_attention_heads=1, **sizes))
-    rows = [{"input_ids": [0]}]
-    trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows)
-    if args.torch_compile_mode is not None:
-        torch.compile(nn.Identity(), **trainer.accelerator.state.dynamo_plugin.to_kwargs())
-    # The module names of this model are not those that `optim_target_modules` refers to.
-    if not args.optim_target_modules:
-        trainer.create_optimizer_and_scheduler(args.max_steps)
-    trainer.get_train_dataloader()
 
 
 def _reason(error: Exception) -> str:

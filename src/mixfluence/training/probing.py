@@ -31,9 +31,8 @@ from mixfluence.influence import (
     resolve_metric,
 )
 from mixfluence.training.batches import Collator, MixtureRows, dev_negatives_per_row
-from mixfluence.training.permutation import mix, permuted
 from mixfluence.training.sampler import batch_sizes, data_seed
-from mixfluence.training.streams import Rows, RowStream, StreamState, shard
+from mixfluence.training.streams import Rows, RowStream, StreamState, mix, permuted, shard
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
@@ -43,13 +42,11 @@ PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
 
 
 class ProbeRunner:
-    """Draws for and runs rounds of probes, and updates the strategy with what they measure.
+    """Runs rounds of probes for a trainer whose strategy asks for them, and updates the strategy.
 
     Args:
-        trainer: Its strategy must ask for probes.
         dev: The dev sets.
         negatives: Hard negatives per row of each training dataset.
-        collate: Turns rows into model inputs.
 
     Attributes:
         influence: The last influence of each dataset that was measured.
@@ -71,28 +68,25 @@ class ProbeRunner:
         self._strategy = trainer.strategy
         self._probing = trainer.strategy.probing
         self._probe = probe = self._probing.method
-        self._seed = data_seed(trainer.args)
         self._metric = resolve_metric(probe.metric, trainer.loss)
         self._collate = collate
-        tokenised = trainer.tokenised
-        self._rows = MixtureRows(tokenised, negatives)
+        self._seed = data_seed(trainer.args)
         self._rank: int = 0 if probe.alone else trainer.args.process_index
         self._world: int = 1 if probe.alone else trainer.args.world_size
-        sizes = batch_sizes(probe.batch_size or trainer.args.train_batch_size, self._world, tokenised)
+        sizes = batch_sizes(probe.batch_size or trainer.args.train_batch_size, self._world, trainer.tokenised)
         self._batch_sizes = list(sizes.values())
-        self._drawn: dict[int, list[Rows]] = {}
-        self._streams = self._open(tokenised, negatives, PROBE_ROWS)
+        self._rows = MixtureRows(trainer.tokenised, negatives)
+        self._streams = self._open(trainer.tokenised, negatives, PROBE_ROWS)
         dev_negatives = dict.fromkeys(dev, 0)
         if self._metric.hard_negatives:
             dev_negatives = dev_negatives_per_row(dev, trainer.num_negatives)
-        self._dev_names = list(dev)
+        self._dev_sizes = {name: min(probe.dev_batch_size, rows.distinct_positives) for name, rows in dev.items()}
         self._dev_rows = MixtureRows(dev, dev_negatives)
-        self._dev_sizes = [min(probe.dev_batch_size, rows.distinct_positives) for rows in dev.values()]
         # Opened again for rounds without probes, which are compared with each other and so need the same rows.
         self._open_dev = partial(self._open, dev, dev_negatives, DEV_ROWS)
         self._dev_streams = self._open_dev()
-        for number, stream in enumerate(self._open_dev()):
-            self._refuse_unfit(number, stream.take(2))
+        for number, (name, stream) in enumerate(zip(dev, self._open_dev(), strict=True)):
+            self._refuse_unfit(name, number, stream.take(2))
         self._spread = math.inf
         self._rounds = 0
         self._learner: TrainerLearner
@@ -143,13 +137,24 @@ class ProbeRunner:
     def _run(self) -> Influences:
         chosen = self._choose()
         # Every process draws for all datasets, whichever it probes, so that the streams stay alike.
-        self._drawn = {dataset: self._draw(dataset) for dataset in chosen}
+        drawn = {
+            dataset: [
+                self._streams[dataset].take(self._batch_sizes[dataset], self._world)
+                for _ in range(self._probing.steps)
+            ]
+            for dataset in chosen
+        }
+
+        def batches(dataset: int) -> Iterator[dict[str, Any]]:
+            for rows in drawn[dataset]:
+                yield self._collate(self._rows.batch(dataset, shard(rows, self._rank, self._world)))
+
         # The Trainer sums up the components of a loss whenever it is computed.
         components = copy.deepcopy(self._trainer.accum_loss_components)
         with self._learner.detached():
             influences = self._meter.measure(
                 chosen,
-                self._batches,
+                batches,
                 self._dev_batches(self._dev_streams if chosen else self._open_dev()),
                 seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
                 spread=self._spread,
@@ -174,30 +179,18 @@ class ProbeRunner:
         places = permuted(np.arange(wanted), len(possible), mix(self._seed, SUBSET, self._rounds))
         return sorted(possible[places].tolist())
 
-    def _draw(self, dataset: int) -> list[Rows]:
-        stream, size = self._streams[dataset], self._batch_sizes[dataset]
-        return [stream.take(size, self._world) for _ in range(self._probing.steps)]
-
-    def _batches(self, dataset: int) -> Iterator[dict[str, Any]]:
-        for rows in self._drawn[dataset]:
-            yield self._collate(self._rows.batch(dataset, shard(rows, self._rank, self._world)))
-
     def _dev_batches(self, streams: Sequence[RowStream]) -> list[DevBatch]:
         """Draw rows of every dev set, in pieces of at most a training batch, which is known to fit in memory."""
         batches = []
-        for number, (name, stream) in enumerate(zip(self._dev_names, streams, strict=True)):
-            rows = stream.take(self._dev_sizes[number])
+        for number, (name, size) in enumerate(self._dev_sizes.items()):
+            rows = streams[number].take(size)
             pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
-            batches.append(DevBatch(name, [self._piece(number, piece) for piece in pieces]))
+            inputs = [self._learner.place(self._collate(self._dev_rows.batch(number, piece))) for piece in pieces]
+            batches.append(DevBatch(name, [Piece(*self._trainer.collect_features(piece)) for piece in inputs]))
         return batches
 
-    def _piece(self, number: int, rows: Rows) -> Piece:
-        inputs = self._learner.place(self._collate(self._dev_rows.batch(number, rows)))
-        return Piece(*self._trainer.collect_features(inputs))
-
-    def _refuse_unfit(self, number: int, rows: Rows) -> None:
+    def _refuse_unfit(self, name: str, number: int, rows: Rows) -> None:
         """Refuse a dev set that the metric cannot be computed on."""
-        name = self._dev_names[number]
         if len(rows) < 2:
             raise DataError(f"{name}: a dev set needs at least two rows that share neither query nor positive")
         scores = self._dev_rows.batch(number, rows).scores
@@ -261,40 +254,40 @@ class TrainerLearner:
         parts = [part for loss in self._losses for part in loss.modules()]
         calling = [part for part in parts if getattr(part, "model", None) is wrapped]
         gathering = [part for part in parts if getattr(part, "gather_across_devices", False)]
-        try:
+
+        def set_all(model: nn.Module, gather: bool) -> None:
             for part in calling:
-                part.model = self.model
+                part.model = model
             for part in gathering:
-                part.gather_across_devices = False
+                part.gather_across_devices = gather
+
+        set_all(self.model, False)
+        try:
             yield
         finally:
-            for part in calling:
-                part.model = wrapped
-            for part in gathering:
-                part.gather_across_devices = True
+            set_all(wrapped, True)
 
 
 def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return what the trace says about a round, besides its cost in `seconds` and `memory` (in parameter sizes).
 
-    Args:
-        influences: What was measured: `on_targets`, the influence of each dataset on each dev set; `dev`, the metric
-            on each dev set before the round; `rows` of each dev set; `failed`, datasets whose probe was not finite.
-        facts: What the strategy reports; a list has one value per measured dataset.
-        names: Names of all datasets.
+    `on_targets` is the influence of each dataset on each dev set; `dev`, the metric on each dev set before the round;
+    `rows` of each dev set; `failed`, datasets whose probe was not finite. A list in `facts`, which the strategy
+    reports, has one value per measured dataset.
     """
-    probed = [names[dataset] for dataset in influences.probed]
-    named = {name: dict(zip(probed, v, strict=True)) if isinstance(v, list) else v for name, v in facts.items()}
-    base = dict(zip(influences.targets, influences.base.tolist(), strict=True))
+    probed, targets = [names[dataset] for dataset in influences.probed], influences.targets
+
+    def by_name(values: list[Any]) -> dict[str, Any]:
+        return dict(zip(probed, values, strict=True))
+
+    on_targets = influences.on_targets().T.tolist()
+    # JSON has no NaN.
+    dev = [value if math.isfinite(value) else None for value in influences.base.tolist()]
     return {
-        **named,
-        "on_targets": {
-            target: dict(zip(probed, column.tolist(), strict=True))
-            for target, column in zip(influences.targets, influences.on_targets().T, strict=True)
-        },
-        # JSON has no NaN.
-        "dev": {target: value if math.isfinite(value) else None for target, value in base.items()},
-        "rows": {target: gains.shape[1] for target, gains in zip(influences.targets, influences.gains, strict=True)},
+        **{name: by_name(value) if isinstance(value, list) else value for name, value in facts.items()},
+        "on_targets": {target: by_name(values) for target, values in zip(targets, on_targets, strict=True)},
+        "dev": dict(zip(targets, dev, strict=True)),
+        "rows": {target: gains.shape[1] for target, gains in zip(targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],
     }
 

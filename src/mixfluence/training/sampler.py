@@ -22,8 +22,7 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
 from mixfluence.strategies import Strategy
-from mixfluence.training.permutation import mix, uniform
-from mixfluence.training.streams import PartStream, RowStream, StreamState, shard
+from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, shard, uniform
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +39,11 @@ class MixtureBatchSampler(Sampler[list[int]]):
     """Yields row numbers of one dataset at a time, numbered through all datasets in order.
 
     Args:
-        streams: One per dataset.
         weights: Returns the probability of each dataset, given the fraction of the run's batches already drawn;
             called before every draw.
         batch_sizes: Rows per draw of each dataset, over all processes.
         draws_per_epoch: Batches in one pass of the loader.
-        epochs: Passes of the run.
-        seed: Seed of the choice of datasets.
         max_epochs: Most passes over any dataset's rows, None for no limit.
-        rank: This process.
         world: Number of processes. All draw the same dataset, and each keeps its shard of the rows.
     """
 
@@ -80,7 +75,13 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self._replay: deque[int] = deque()
         self._trained = 0
         self._skip = 0
-        self._check_limits()
+        if self._row_limits is not None:
+            possible = int((self._row_limits // self._batch_sizes * (weights(0.0) > 0)).sum())
+            if possible < self._total_draws:
+                raise RecipeError(
+                    f"max_epochs allows {possible} batches but the run needs {self._total_draws}: "
+                    "raise max_epochs or train for fewer steps"
+                )
 
     def __len__(self) -> int:
         return self._draws_per_epoch
@@ -126,12 +127,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], skip: bool = True) -> None:
-        """Continue from a checkpoint.
-
-        Args:
-            state: What `state_dict` returned.
-            skip: Whether the Trainer will discard the batches of this epoch that were trained on.
-        """
+        """Continue from a checkpoint; `skip` if the Trainer will discard the batches of this epoch trained on."""
         for stream, (position, waiting) in zip(self._streams, state["streams"], strict=True):
             stream.state = StreamState(position, tuple(waiting))
         self.rows_drawn[:] = state["rows_drawn"]
@@ -155,16 +151,6 @@ class MixtureBatchSampler(Sampler[list[int]]):
         number = uniform(self._seed, self._trained + len(self._pending))
         return int(np.searchsorted(edges, number * edges[-1], side="right"))
 
-    def _check_limits(self) -> None:
-        if self._row_limits is None:
-            return
-        possible = self._row_limits // self._batch_sizes * (self._weights(0.0) > 0)
-        if possible.sum() < self._total_draws:
-            raise RecipeError(
-                f"max_epochs allows {int(possible.sum())} batches but the run needs {self._total_draws}: "
-                "raise max_epochs or train for fewer steps"
-            )
-
 
 def build_sampler(
     args: SentenceTransformerTrainingArguments,
@@ -173,31 +159,24 @@ def build_sampler(
     negatives: Mapping[str, int],
     parts: Mapping[str, Mapping[str, int]],
 ) -> MixtureBatchSampler:
-    """Return the sampler of a whole run.
+    """Return the sampler of a whole run, given the hard negatives per row and the sizes of any parts of each dataset.
 
-    Args:
-        args: Training arguments. Without `max_steps`, an epoch has as many batches as all rows would fill.
-        strategy: Decides the probabilities.
-        tokenised: The datasets.
-        negatives: Hard negatives per row of each dataset.
-        parts: Names and numbers of rows of each dataset's parts, empty for a dataset without parts.
+    Without `max_steps`, an epoch has as many batches as all rows would fill.
     """
-    seed = data_seed(args)
+    seed, wanted = data_seed(args), args.train_batch_size * args.world_size
     sizes = batch_sizes(args.train_batch_size, args.world_size, tokenised)
     streams: list[RowStream] = []
     for number, (name, rows) in enumerate(tokenised.items(), 1):
         order = len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(seed, number)
         own = list(parts[name].values())
         streams.append(PartStream(*order, own, least=sizes[name]) if own else RowStream(*order))
-    wanted = args.train_batch_size * args.world_size
+        if sizes[name] < wanted and args.process_index == 0:
+            positives = rows.distinct_positives
+            logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, sizes[name])
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
     if args.max_steps <= 0:
         per_epoch = math.ceil(sum(map(len, tokenised.values())) / wanted)
         epochs = math.ceil(args.num_train_epochs)
-    for name, size in sizes.items():
-        if size < wanted and args.process_index == 0:
-            positives = tokenised[name].distinct_positives
-            logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, size)
     return MixtureBatchSampler(
         streams,
         strategy.weights,

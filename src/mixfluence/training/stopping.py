@@ -17,12 +17,7 @@ STEPS_BETWEEN_EXCHANGES = 8
 
 
 class Request(Protocol):
-    """A request to stop the run.
-
-    Attributes:
-        received: The signal that was received; None if none was.
-        patient: Whether the first signal waits for the end of a step, because training is running.
-    """
+    """The signal received, and whether the first one waits for the end of a step because training is running."""
 
     received: int | None
     patient: bool
@@ -38,20 +33,20 @@ class StopOnRequest(TrainerCallback):
     def __init__(self, request: Request) -> None:
         self._request = request
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Let signals wait for the end of a step from now on, and keep the loader's workers alive until then."""
         self._request.patient = True
         # Workers start after this, with the first batch.
-        kwargs["train_dataloader"].worker_init_fn = outlast_signals
+        kw["train_dataloader"].worker_init_fn = outlast_signals
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Stop if requested; the Trainer saves after this."""
         if args.world_size > 1:
             if state.global_step % STEPS_BETWEEN_EXCHANGES:
                 return
-            self._request.received = _any_process(args, self._request.received)
+            received = torch.tensor([self._request.received or 0], device=args.device)
+            torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
+            self._request.received = int(received.item()) or None
         if self._request.received is not None:
             control.should_training_stop = control.should_save = True
 
@@ -63,10 +58,9 @@ class StopOnRequest(TrainerCallback):
 
 
 def outlast_signals(worker: int) -> None:
-    """Make a loader's worker ignore Ctrl-C and SIGTERM, except a SIGTERM from its parent.
+    """Make a loader's worker ignore Ctrl-C and SIGTERM, which schedulers and terminals send to every process.
 
-    Schedulers and terminals send signals to every process of a run. Torch's workers exit on them unless this is their
-    `worker_init_fn`; outside Linux they exit anyway, and the run ends without a checkpoint.
+    It still exits on a SIGTERM from its parent. Outside Linux workers exit at once, without a checkpoint.
     """
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -79,10 +73,3 @@ def _exit_when_parent_asks() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
     os._exit(0)
-
-
-def _any_process(args: TrainingArguments, number: int | None) -> int | None:
-    """Return the signal that any process received."""
-    received = torch.tensor([number or 0], device=args.device)
-    torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
-    return int(received.item()) or None

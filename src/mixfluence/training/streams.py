@@ -1,14 +1,18 @@
-"""One dataset as an endless, shuffled sequence of batches without false negatives."""
+"""One dataset as an endless, shuffled sequence of batches without false negatives.
+
+Shuffles are computed, not stored: storing one of 100 million rows takes a gigabyte and delays the first batch and
+every resume. A Feistel network is a bijection for any round function, so the row at position k of a shuffled epoch
+can be computed alone, and the state of a shuffle is one integer.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from mixfluence.training.permutation import mix, permuted
 
 Rows = NDArray[np.int64]
 TextKeys = Callable[[Rows], NDArray[np.uint64]]
@@ -16,6 +20,49 @@ TextKeys = Callable[[Rows], NDArray[np.uint64]]
 LOOKAHEAD = 4_096
 # Rows shuffled at once: shuffling a few takes as long as shuffling a thousand.
 BLOCK = 8_192
+FEISTEL_ROUNDS = 6
+_MASK = (1 << 64) - 1
+
+
+def mix(*values: int) -> int:
+    """Hash integers to 64 bits with the finaliser of splitmix64, applied in a chain."""
+    state = 0
+    for value in values:
+        state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+def uniform(*values: int) -> float:
+    """Return a pseudo-random number in [0, 1) determined by these integers."""
+    return (mix(*values) >> 11) / (1 << 53)
+
+
+def permuted(positions: Rows, size: int, key: int) -> Rows:
+    """Return the rows at these positions of the permutation of `range(size)` with this key."""
+    # A grid barely larger than the range, so that few positions fall outside.
+    height = math.isqrt(max(size, 1) - 1) + 1
+    width = -(-size // height)
+    keys = [np.uint64(mix(key, number)) for number in range(FEISTEL_ROUNDS)]
+    rows = _shuffle(positions.astype(np.uint64), height, width, keys)
+    # Positions outside the range are shuffled again until they fall inside (cycle walking).
+    while len(outside := np.flatnonzero(rows >= size)):
+        rows[outside] = _shuffle(rows[outside], height, width, keys)
+    return rows.astype(np.int64)
+
+
+def _shuffle(values: NDArray[np.uint64], height: int, width: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
+    """Shift every column of a grid by a hash of its index, then every row, in turns."""
+    sides = np.uint64(height), np.uint64(width)
+    places = list(np.divmod(values, sides[1]))
+    for number, key in enumerate(keys):
+        moved, other = number % 2, 1 - number % 2
+        scrambled = (places[other] ^ key) * np.uint64(0xBF58476D1CE4E5B9)
+        scrambled = (scrambled ^ scrambled >> np.uint64(29)) * np.uint64(0x94D049BB133111EB)
+        places[moved] = (places[moved] + (scrambled >> np.uint64(32))) % sides[moved]
+    return np.asarray(places[0] * sides[1] + places[1])
 
 
 class StreamState(NamedTuple):
@@ -44,32 +91,26 @@ class RowStream:
         self._key = key
         self._block_start = 0
         self._block = np.empty(0, np.int64)
-        self._conflicts: NDArray[np.bool_] | None = None
 
     def take(self, count: int, multiple: int = 1) -> Rows:
         """Return `count` rows without conflicts, or as many as can be found.
 
-        Args:
-            count: Rows wanted.
-            multiple: Cut a short batch to a multiple of this, unless it is shorter than one.
+        A short batch is cut to a multiple of `multiple`, unless it is shorter than one.
         """
-        rows = self._take_next(count)
-        if rows is None:
-            rows = self._take_carefully(count)
+        rows = self._take(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
             position, waiting = self.state
             self.state = StreamState(position, (*rows[len(rows) - surplus :].tolist(), *waiting))
             rows = rows[: len(rows) - surplus]
         return rows
 
-    def _take_next(self, count: int) -> Rows | None:
-        """Return the next rows if none of them conflict, the common case; else None."""
+    def _take(self, count: int) -> Rows:
+        # Commonly none of the next rows conflict.
         position, waiting = self.state
         wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
-        doubtful = bool(waiting) or self._conflicts_in_block(position, count) > 1
-        if doubtful and conflicting(self._text_keys(rows[:count])).any():
-            return None
+        if _any_conflict(self._text_keys(rows[:count])):
+            return self._take_carefully(count)
         self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
@@ -92,23 +133,12 @@ class RowStream:
         if first < 0 or first + count > len(self._block):
             self._block_start, first = start, 0
             self._block = self._shuffle(start, max(count, min(BLOCK, self.size)))
-            self._conflicts = None
         return self._block[first : first + count]
-
-    def _conflicts_in_block(self, start: int, count: int) -> int:
-        """Return how many of these rows conflict with any other row of their block."""
-        if self._conflicts is None:
-            self._conflicts = conflicting(self._text_keys(self._block))
-        first = start - self._block_start
-        return int(np.count_nonzero(self._conflicts[first : first + count]))
 
     def _shuffle(self, start: int, count: int) -> Rows:
         epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.size)
         return np.concatenate(
-            [
-                permuted(places[epochs == epoch], self.size, mix(self._key, epoch))
-                for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
-            ]
+            [permuted(places[epochs == epoch], self.size, mix(self._key, int(epoch))) for epoch in np.unique(epochs)]
         )
 
 
@@ -119,21 +149,19 @@ class PartStream(RowStream):
     drawn in proportion to their size. Prefer `RowStream` for a dataset without parts.
 
     Args:
-        size: As for `RowStream`.
-        text_keys: As for `RowStream`.
-        key: As for `RowStream`.
         parts: Number of rows of each part; parts are contiguous.
-        least: Parts with fewer rows are joined with the next one.
+        least: Parts with fewer rows are joined with the next one, a small last part with the previous one.
     """
 
     def __init__(self, size: int, text_keys: TextKeys, key: int, parts: Sequence[int], least: int) -> None:
         super().__init__(size, text_keys, key)
-        self._ends = _ends(parts, least)
+        ends = [0]
+        for end in np.cumsum(parts).tolist():
+            if end - ends[-1] >= least:
+                ends.append(end)
+        self._ends = np.array([*ends[1:-1], sum(parts)], np.int64)
 
-    def _take_next(self, count: int) -> Rows | None:
-        return None
-
-    def _take_carefully(self, count: int) -> Rows:
+    def _take(self, count: int) -> Rows:
         position, waiting = self.state
         rows = np.array(waiting, np.int64)
         patience = 2 * len(self._ends) * count + min(self.size, LOOKAHEAD)
@@ -192,32 +220,17 @@ class Batch:
         return []
 
 
-def conflicting(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which rows share a text that is an anchor or a positive of any row, within a row or between rows."""
-    answers = np.sort(keys[:, :2], axis=None)
-    shared = answers[1:][answers[1:] == answers[:-1]]
-    if keys.shape[1] > 2:
-        shared = np.concatenate([shared, np.intersect1d(keys[:, 2:], answers)])
-    return np.asarray(np.isin(keys, shared).any(axis=1)) if len(shared) else np.zeros(len(keys), bool)
-
-
 def shard(rows: Rows, rank: int, world: int) -> Rows:
     """Return the rows of a batch that one process trains on."""
     # With fewer rows than processes, some processes get the same row: each needs one.
     return (rows if len(rows) >= world else np.resize(rows, world))[rank::world]
 
 
+def _any_conflict(keys: NDArray[np.uint64]) -> bool:
+    """Return whether a text occurs twice, at least once as an anchor or a positive."""
+    answers = np.sort(keys[:, :2], axis=None)
+    return bool((answers[1:] == answers[:-1]).any() or np.isin(keys[:, 2:], answers).any())
+
+
 def _rows_to_read(count: int, found: int) -> int:
     return max(count - found, count // 4, 8)
-
-
-def _ends(parts: Sequence[int], least: int) -> NDArray[np.int64]:
-    """Return where each part ends; small parts are joined with the next one, a small last one with the previous."""
-    ends: list[int] = []
-    start = end = 0
-    for size in parts:
-        end += size
-        if end - start >= least:
-            ends.append(end)
-            start = end
-    return np.array([*ends[:-1], end], np.int64)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
+from numpy.typing import NDArray
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -16,7 +18,6 @@ from sentence_transformers import (
 )
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.data.mixture import Mixture
@@ -41,25 +42,23 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     Everything else is as in `SentenceTransformerTrainer`: arguments, losses, callbacks, logging, checkpoints,
     precision, gradient accumulation, PEFT, several processes. Text is tokenised once into a cache instead of at every
-    step. Prefer `SentenceTransformerTrainer` for a single dataset.
+    step. Prefer `SentenceTransformerTrainer` for a single dataset. Arguments not listed here are as for
+    `SentenceTransformerTrainer`.
 
     Args:
-        model: As for `SentenceTransformerTrainer`.
-        args: As for `SentenceTransformerTrainer`. `prompts` apply to the columns `anchor` and `positive` (which stands
-            for all passages), flat or per dataset.
+        args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
+            passages), flat or per dataset.
         train_dataset: Name -> dataset whose columns are anchor, positive and any negatives, by position.
         dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
             whenever the Trainer evaluates.
         strategy: Decides the probabilities; proportional to size if None.
-        loss: As for `SentenceTransformerTrainer`; see `mixfluence.training.losses.info_nce`.
+        loss: A loss, or one per dataset; see `mixfluence.training.losses.info_nce`.
         num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
             by rounding only.
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
             encoders up to twice as fast, which pays off after some thousand steps.
         trace_path: Where to write the trace; `trace.jsonl` in the output folder if None.
-        callbacks: As for `SentenceTransformerTrainer`.
-        **options: Other options of `SentenceTransformerTrainer`.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class MixtureTrainer(SentenceTransformerTrainer):
         packing: bool | None = None,
         compiled: bool = False,
         trace_path: Path | str | None = None,
-        callbacks: list[TrainerCallback] | None = None,
         **options: Any,
     ) -> None:
         if train_dataset is None:
@@ -91,18 +89,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self.sampler: MixtureBatchSampler
         self.probing: ProbeRunner | None = None
         self.resumed: dict[str, Any] | None = None
-        self._tokenised: dict[str, TokenisedRows] | None = None
         if self.dev and "eval_dataset" not in options:
             evaluated = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
             options["eval_dataset"] = _text_columns(evaluated) if evaluated else None
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=_text_columns(self.mixture),
-            loss=loss,
-            callbacks=callbacks,
-            **options,
-        )
+        super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
         # Truncate queries and passages of the dev loss to the lengths used by the token cache.
         self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
         check_arguments(self)
@@ -145,12 +135,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
                     self.probing.influence = self.resumed["influence"]
         return PlacedLoader(self.args, rows, self.sampler, collate)
 
-    @property
+    @cached_property
     def tokenised(self) -> dict[str, TokenisedRows]:
         """Token ids of every training dataset, tokenised on first access."""
-        if self._tokenised is None:
-            self._tokenised = self._tokenise(self.mixture)
-        return self._tokenised
+        return self._tokenise(self.mixture)
 
     @property
     def seconds_before(self) -> float:
@@ -159,12 +147,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def probabilities(self) -> dict[str, float]:
         """Return the probability of each dataset for the next draw."""
-        return dict(zip(self.mixture, self.sampler.probabilities().tolist(), strict=True))
+        return self._named(self.sampler.probabilities())
 
     def outcome(self) -> dict[str, float] | None:
         """Return the mixture to train on next, for a strategy that looks for one; None for others."""
         found = self.strategy.outcome()
-        return None if found is None else dict(zip(self.mixture, found.tolist(), strict=True))
+        return None if found is None else self._named(found)
 
     def describe_datasets(self) -> dict[str, dict[str, int]]:
         """Return the rows, distinct positives and rows per batch of each dataset."""
@@ -188,7 +176,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         """Add each dataset's probability, rows drawn and last influence to the logs that every tracker gets."""
         if "loss" in logs:
             logs = logs | {f"sampling/{name}": round(p, 6) for name, p in self.probabilities().items()}
-            logs |= {f"rows_drawn/{name}": rows for name, rows in self._rows_drawn().items()}
+            logs |= {f"rows_drawn/{name}": rows for name, rows in self._named(self.sampler.rows_drawn).items()}
             if self.probing:
                 logs |= {f"influence/{name}": value for name, value in self.probing.influence.items()}
                 logs["probing/seconds"] = round(self.probing.seconds, 3)
@@ -203,10 +191,9 @@ class MixtureTrainer(SentenceTransformerTrainer):
             card.write_text(f"{text}\n\n{CARD_HEADING}\n\n{self._card_section()}\n", encoding="utf-8")
 
     def _card_section(self) -> str:
-        probabilities, rows_drawn = self.probabilities(), self._rows_drawn()
-        strategy = type(self.strategy).__name__
+        probabilities, rows_drawn = self.probabilities(), self._named(self.sampler.rows_drawn)
         lines = [
-            f"Sampled with mixfluence, strategy `{strategy}`; probabilities are the last in force.",
+            f"Sampled with mixfluence, strategy `{type(self.strategy).__name__}`; probabilities at the end.",
             "",
             "| dataset | rows | probability | rows drawn | epochs |",
             "| --- | ---: | ---: | ---: | ---: |",
@@ -222,20 +209,19 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
         wanted = self.args.device.type == "cuda" if self.packing is None else self.packing
-        if not wanted:
-            if self.compiled:
-                raise RecipeError("compiled: needs packed sequences, which are the default on a GPU only")
-            return None
-        some = rows.batch(0, np.arange(min(4, len(self.tokenised[next(iter(self.mixture))]))))
-        packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
+        packing = None
+        if wanted:
+            some = rows.batch(0, np.arange(min(4, self.mixture.sizes[next(iter(self.mixture))])))
+            packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
-            raise RecipeError(f"{'packing' if self.packing else 'compiled'}: this model needs padded sequences")
+            reason = "this model needs padded sequences" if wanted else "needs packed sequences, the default on a GPU"
+            raise RecipeError(f"{'packing' if self.packing else 'compiled'}: {reason}")
         if self.compiled:
             compile_encoder(self.model)
         return packing
 
-    def _rows_drawn(self) -> dict[str, int]:
-        return dict(zip(self.mixture, self.sampler.rows_drawn.tolist(), strict=True))
+    def _named(self, values: NDArray[Any]) -> dict[str, Any]:
+        return dict(zip(self.mixture, values.tolist(), strict=True))
 
     def _identity(self) -> dict[str, Any]:
         return identity(self.args, self.strategy, self.mixture, self.dev)
