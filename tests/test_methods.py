@@ -206,7 +206,7 @@ def test_what_a_method_cannot_do_is_refused_early(tmp_path: Path, change: str, m
 
 @pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"])
 def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
-    with pytest.raises(RecipeError, match=f"strategy {method} needs"):
+    with pytest.raises(RecipeError, match=f"strategy: {method} needs"):
         load_recipe(write(tmp_path, SMALL), [f"strategy={method}", "dev={}"])
 
 

@@ -335,7 +335,7 @@ def test_a_wrong_strategy_names_the_place(tmp_path: Path, strategy: str, message
 
 def test_influence_needs_a_dev_set(tmp_path: Path) -> None:
     text = SMALL.replace("dev: [pandas]\n", "") + "strategy: inf-dds\n"
-    with pytest.raises(RecipeError, match=r"recipe.yaml:8: strategy inf-dds needs at least one dev set"):
+    with pytest.raises(RecipeError, match=r"recipe.yaml:8: strategy: inf-dds needs at least one dev set"):
         load_recipe(write(tmp_path, text))
     assert load_recipe(write(tmp_path, text), ["strategy=static"]).strategy.name == "static"
 

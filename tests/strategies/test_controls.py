@@ -15,9 +15,7 @@ import pytest
 from mixfluence.data.weights import write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Temperature, Weights
-from mixfluence.strategies.replay import Replay
-from mixfluence.strategies.static import Static
-from mixfluence.strategies.target_only import TargetOnly
+from mixfluence.strategies.static import Replay, Static, TargetOnly
 
 SIZES = {"a": 10, "b": 30, "c": 60}
 

@@ -22,9 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
-from mixfluence.strategies.doremi import DoReMi
-from mixfluence.strategies.group_dro import GroupDRO
-from mixfluence.strategies.tdro import TDRO
+from mixfluence.strategies.group_dro import TDRO, DoReMi, GroupDRO
 
 Floats = NDArray[np.float64]
 Kind = TypeVar("Kind", bound=GroupDRO)

@@ -1,16 +1,31 @@
-"""Static sampling: the baseline of every comparison, and often a hard one to beat."""
+"""Distributions that do not change while training: static sampling, and the controls target-only and replay."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, softmax
-from mixfluence.schema import Share
-from mixfluence.strategies.base import Strategy
+import numpy as np
+from pydantic import Field
+
+from mixfluence.data.weights import replayed_weights
+from mixfluence.errors import RecipeError
+from mixfluence.policy import PROPORTIONAL, UNIFORM, InitialField, Vector, Weights, lift, softmax
+from mixfluence.schema import PathLike, Share
+from mixfluence.strategies.base import FINAL, Stage, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
 
 
-class Static(Strategy):
+class _Fixed(Strategy):
+    """Draws by the weights that `start` has set."""
+
+    def weights(self, progress: float = 0.0) -> Vector:
+        return self._weights
+
+
+class Static(_Fixed):
     """Draw every batch from the same distribution.
 
     Costs no training step and no memory. Prefer it when the mixture is known to be right, and run it beside
@@ -19,7 +34,6 @@ class Static(Strategy):
     Attributes:
         init: The distribution: `Temperature` by size, or explicit `Weights`.
         floor: Least probability of any dataset.
-        max_epochs: Most passes over any dataset; what a dataset may no longer take goes to the others.
     """
 
     title = "Static"
@@ -28,9 +42,68 @@ class Static(Strategy):
     floor: Share = 0.0
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Fix the distribution from the datasets' sizes."""
         self._weights = lift(softmax(self.init.logits(sizes)), self.floor)
 
-    def weights(self, progress: float = 0.0) -> Vector:
-        """Return the distribution fixed by `start`."""
-        return self._weights
+
+class TargetOnly(_Fixed):
+    """Draw only the training datasets named like a target.
+
+    A control, not a method: a sampler that does not beat it has gained nothing from the other datasets. It exists
+    only where a target has training rows of its own; `Static` with explicit weights draws any other part of the pool.
+
+    Costs no training step and no memory.
+
+    Attributes:
+        targets: Names of the targets; the dev sets of the recipe if empty. Targets without a training dataset of their
+            name are ignored, but at least one must have one.
+        init: How the drawn datasets share the probability.
+    """
+
+    title = "Target only"
+    needs_dev = True
+    name: Literal["target-only"] = "target-only"
+    targets: list[str] = Field(default_factory=list)
+    init: InitialField = UNIFORM
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        own = self if self.targets else self._with(targets=list(recipe.dev))
+        return [Stage(FINAL, recipe.training.steps, lambda found: own)]
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        own = [name for name in sizes if name in self.targets]
+        if not own:
+            raise RecipeError(
+                f"no target has a training dataset of its own: the targets are {', '.join(self.targets) or 'none'}, "
+                f"the training datasets {', '.join(sizes)}"
+            )
+        logits = np.where([name in own for name in sizes], self.init.logits(sizes), -np.inf)
+        if not np.isfinite(logits).any():
+            raise RecipeError(f"init: gives a weight of 0 to all datasets that may be drawn: {', '.join(own)}")
+        self._weights = softmax(logits)
+
+
+class Replay(_Fixed):
+    """Draw every batch from the distribution that another run ended with, or had on average.
+
+    A control: if it does as well as the run it replays, the mixture helped, and not that it changed during
+    training. Use `Static` for a mixture of your own.
+
+    Costs no training step and no memory, beyond those of the run it replays.
+
+    Attributes:
+        run: The folder of the run to replay.
+        which: `final` for the weights it ended with, `average` for their mean over all batches.
+        max_epochs: Most passes over any dataset; use that of the replayed run.
+    """
+
+    title = "Replay"
+    name: Literal["replay"] = "replay"
+    run: PathLike
+    which: Literal["final", "average"] = "average"
+
+    @property
+    def start_label(self) -> str:
+        return f"{self.which} of {self.run.name}"
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        self._weights = softmax(Weights(replayed_weights(self.run, self.which)).logits(sizes))
