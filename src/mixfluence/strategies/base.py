@@ -70,7 +70,7 @@ class Strategy(Section):
 
     @property
     def label(self) -> str:
-        """The title, with what tells variants apart."""
+        """The title, with what distinguishes variants."""
         return self.title or type(self).__name__
 
     @property

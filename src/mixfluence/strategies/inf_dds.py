@@ -57,7 +57,7 @@ class InfDDS(LogitStrategy):
     batch. Memory: 3 parameter sizes; 2 less with momentum-free probes, 1 more with Reptile.
 
     Attributes:
-        preset: Settings of the paper for keys that are not given; not kept with the values it filled in.
+        preset: Fills in the paper's settings for keys that are not given.
         init: The initial distribution.
         update_every: Steps between updates, K of the paper.
         warmup_steps: Steps before the first update.
