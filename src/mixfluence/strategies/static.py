@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
 
-class _Fixed(Strategy):
-    """Draws by the weights that `start` has set."""
-
-    def weights(self, progress: float = 0.0) -> Vector:
-        return self._weights
-
-
-class Static(_Fixed):
+class Static(Strategy):
     """Draw every batch from the same distribution.
 
     Costs no training step and no memory. Prefer it when the mixture is known to be right, and run it beside
@@ -44,8 +37,11 @@ class Static(_Fixed):
     def start(self, sizes: Mapping[str, int]) -> None:
         self._weights = lift(softmax(self.init.logits(sizes)), self.floor)
 
+    def weights(self, progress: float = 0.0) -> Vector:
+        return self._weights
 
-class TargetOnly(_Fixed):
+
+class TargetOnly(Strategy):
     """Draw only the training datasets named like a target.
 
     A control, not a method: a sampler that does not beat it has gained nothing from the other datasets. It exists
@@ -72,17 +68,18 @@ class TargetOnly(_Fixed):
     def start(self, sizes: Mapping[str, int]) -> None:
         own = [name for name in sizes if name in self.targets]
         if not own:
-            raise RecipeError(
-                f"no target has a training dataset of its own: the targets are {', '.join(self.targets) or 'none'}, "
-                f"the training datasets {', '.join(sizes)}"
-            )
+            found = f"the targets are {', '.join(self.targets) or 'none'}, the training datasets {', '.join(sizes)}"
+            raise RecipeError(f"no target has a training dataset of its own: {found}")
         logits = np.where([name in own for name in sizes], self.init.logits(sizes), -np.inf)
         if not np.isfinite(logits).any():
             raise RecipeError(f"init: gives a weight of 0 to all datasets that may be drawn: {', '.join(own)}")
         self._weights = softmax(logits)
 
+    def weights(self, progress: float = 0.0) -> Vector:
+        return self._weights
 
-class Replay(_Fixed):
+
+class Replay(Strategy):
     """Draw every batch from the distribution that another run ended with, or had on average.
 
     A control: if it does as well as the run it replays, the mixture helped, and not that it changed during
@@ -107,3 +104,6 @@ class Replay(_Fixed):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         self._weights = softmax(Weights(replayed_weights(self.run, self.which)).logits(sizes))
+
+    def weights(self, progress: float = 0.0) -> Vector:
+        return self._weights
