@@ -1,4 +1,4 @@
-"""A sampler of your own: datasets whose share falls to that of their size as training goes on.
+"""A sampler of your own: uniform at first, by size at the end.
 
 Its annotated fields are its settings, checked when it is built. `docs/write-a-strategy.md` shows one that measures.
 

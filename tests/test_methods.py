@@ -1,11 +1,11 @@
-"""Every method as a recipe: one word switches it, stages are walked, resumed and paid for.
+"""Every method as a recipe: selected by one word, its stages run, resumed and counted in the cost.
 
 - Every name in `STRATEGIES` is a word in a recipe, and a recipe ships for it.
-- Every method runs end to end from a recipe and leaves a folder like any other.
-- A method of several runs keeps them apart, hands on what it found, and counts what each cost.
-- Stopped in a stage and resumed, it ends as the uninterrupted one, and does no finished stage again.
+- Every method runs end to end from a recipe and leaves a complete run folder.
+- A method of several runs keeps them apart, passes on what it found, and records what each cost.
+- A run that was stopped in a stage and resumed equals the uninterrupted one, and repeats no finished stage.
 - On one designed case any two methods draw differently.
-- Every docstring says what its method costs, and the memory it says is what `mixfluence plan` says of the recipe.
+- Every docstring states the cost of its method, and the memory it states is that of `mixfluence plan`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
     assert record["steps"] == 12
     weights = read_weights(recipe.output / "weights.json")
     assert sum(weights.values()) == pytest.approx(1)
-    # Clusters are told in shares of the datasets they are made of.
+    # Weights of clusters are reported as shares of their datasets.
     assert set(weights) == {"small", "big"}
     assert ("cluster" in record["seconds"]) == (method == "crisp")
     assert (record["seconds"]["probe"] > 0) == (method in {"inf-dds", "multidds", "aioli"})
@@ -107,7 +107,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_method_stopped_in_a_stage_ends_as_the_uninterrupted_one(
+def test_a_method_stopped_in_a_stage_equals_the_uninterrupted_one(
     stage: int, recipe_path: Path, tmp_path: Path, tiny_bert_folder: Path
 ) -> None:
     class StopInStage(StopAt):
@@ -171,7 +171,7 @@ def test_a_recipe_ships_for_every_method(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", STRATEGIES)
-def test_a_docstring_says_what_its_method_costs(method: str) -> None:
+def test_a_docstring_states_the_cost_of_its_method(method: str) -> None:
     text = " ".join(inspect.cleandoc(STRATEGIES[method].__doc__ or "").split())
     assert re.search(r"\bCosts?\b[^.]*training step", text)
     stated = re.search(r"Memory: (\d) parameter size", text)
@@ -199,14 +199,14 @@ def test_a_recipe_may_not_extend_itself(tmp_path: Path) -> None:
         ("strategy={name: tdro}", "training.mini_batch_size: the proxy of tdro needs every query's loss"),
     ],
 )
-def test_what_a_method_cannot_do_is_refused_early(tmp_path: Path, change: str, message: str) -> None:
+def test_unsupported_settings_are_refused_early(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(write(tmp_path, SMALL), [change, "training.mini_batch_size=2"])
 
 
 @pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"])
 def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
-    with pytest.raises(RecipeError, match=f"strategy {method} needs"):
+    with pytest.raises(RecipeError, match=f"strategy: {method} needs"):
         load_recipe(write(tmp_path, SMALL), [f"strategy={method}", "dev={}"])
 
 

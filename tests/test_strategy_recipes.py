@@ -1,10 +1,10 @@
-"""What a recipe says of its strategy becomes the strategy.
+"""Strategies in recipes.
 
-- A bare word is enough; a preset fills in what the recipe does not say, key by key in sections that both have.
-- Rule and Reptile may be words or mappings, and every choice becomes the object of that name with those settings.
-- A recipe that was written out reads back as the same recipe.
-- A wrong key or value gives one error with file, line and dotted key, as the recipe has them.
-- A run from a recipe adapts: its trace tells rounds, its folder says what was learned and what it cost.
+- A bare word is enough. A preset fills in missing keys, key by key in sections that the recipe has too.
+- Rule and Reptile may be words or mappings, and become the objects of that name with those settings.
+- A recipe that was written out reads back as an equal recipe.
+- A wrong key or value gives one error with file, line and dotted key.
+- A run from a recipe adapts: its trace lists the rounds, its folder the weights learned and their cost.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_preset_is_the_papers_setting(
     assert found.probe == Probe(state="inherited", learning_rate="current", aggregate="mean", **probe)
 
 
-def test_the_presets_are_those_a_recipe_may_name_and_nothing_but_its_values_is_kept_of_one(tmp_path: Path) -> None:
+def test_recipes_may_name_the_presets_and_keep_only_their_values(tmp_path: Path) -> None:
     assert set(PRESETS) == {"paper", "paper-sentence-transformers", "paper-mldr"}
     for name, preset in PRESETS.items():
         found = built(tmp_path, f"{{name: inf-dds, preset: {name}}}")
@@ -195,7 +195,7 @@ def test_every_setting_reaches_the_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shrink", "gate"), [(True, False), (False, True)])
-def test_what_noise_is_held_against_reaches_the_strategy(tmp_path: Path, shrink: bool, gate: bool) -> None:
+def test_shrink_and_gate_reach_the_strategy(tmp_path: Path, shrink: bool, gate: bool) -> None:
     words = {True: "true", False: "false"}
     found = built(tmp_path, f"{{name: inf-dds, shrink: {words[shrink]}, gate: {words[gate]}}}")
     assert (found.shrink, found.gate) == (shrink, gate)
@@ -221,7 +221,7 @@ def test_the_training_loss_may_be_the_metric(tmp_path: Path) -> None:
     assert built(tmp_path, "{name: inf-dds, probe: {metric: training-loss}}").probe.metric == "training-loss"
 
 
-def test_a_static_strategy_is_still_one(tmp_path: Path) -> None:
+def test_a_mapping_without_a_name_is_static(tmp_path: Path) -> None:
     found = read(tmp_path, "{init: {temperature: 3}}").strategy
     assert isinstance(found, Static)
     assert found.init == Temperature(3)
@@ -335,7 +335,7 @@ def test_a_wrong_strategy_names_the_place(tmp_path: Path, strategy: str, message
 
 def test_influence_needs_a_dev_set(tmp_path: Path) -> None:
     text = SMALL.replace("dev: [pandas]\n", "") + "strategy: inf-dds\n"
-    with pytest.raises(RecipeError, match=r"recipe.yaml:8: strategy inf-dds needs at least one dev set"):
+    with pytest.raises(RecipeError, match=r"recipe.yaml:8: strategy: inf-dds needs at least one dev set"):
         load_recipe(write(tmp_path, text))
     assert load_recipe(write(tmp_path, text), ["strategy=static"]).strategy.name == "static"
 
@@ -354,7 +354,7 @@ def test_a_dev_set_of_a_training_set_must_have_its_prompts(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_run_from_a_recipe_adapts_and_says_so(tmp_path: Path, tiny_bert_folder: Path) -> None:
+def test_a_run_from_a_recipe_adapts_and_records_it(tmp_path: Path, tiny_bert_folder: Path) -> None:
     for number, (name, queries) in enumerate({"big": 120, "small": 60}.items()):
         write_domain(tmp_path / "data" / name, queries, number)
     text = f"""\

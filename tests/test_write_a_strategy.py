@@ -77,7 +77,7 @@ def test_the_page_trains_a_sampler(names: Names) -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_own_test_tells_ranks_from_values(names: Names) -> None:
+def test_the_pages_own_test_fails_for_values_instead_of_ranks(names: Names) -> None:
     names["test_only_the_order_of_influences_counts"]()
     ranked: Any = names["Ranked"]
 

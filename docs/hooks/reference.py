@@ -94,7 +94,7 @@ def _word(cls: type[Section]) -> str | None:
 
 
 def _label(cls: type[Section]) -> str | None:
-    """Return what tells a section from its alternatives: its word, or its first key where the base has no word."""
+    """Return what distinguishes a section from its alternatives: its word, or else its first key."""
     abstract = any(inspect.isabstract(base) for base in cls.__mro__[1:])
     return _word(cls) or (next(iter(cls.model_fields)) if abstract and len(cls.model_fields) == 1 else None)
 

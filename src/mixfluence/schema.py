@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
@@ -40,10 +40,11 @@ class _SectionType(ModelMetaclass):
     """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        if args and "name" in cls.model_fields:
-            raise RecipeError(f"{cls.__name__}: takes keyword arguments only, such as {_example(cls)}")
+        section = cast("type[BaseModel]", cls)
+        if args and "name" in section.model_fields:
+            raise RecipeError(f"{cls.__name__}: takes keyword arguments only, such as {_example(section)}")
         try:
-            return super().__call__(**dict(zip(cls.model_fields, args, strict=False)), **options)
+            return super().__call__(**dict(zip(section.model_fields, args, strict=False)), **options)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, (cls.__name__, *first["loc"])))

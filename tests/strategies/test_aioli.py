@@ -1,13 +1,13 @@
-"""Aioli: influences are measured in the training itself, block by block, without a way back.
+"""Aioli measures influences during training, block by block, without rolling back.
 
-- In a world where a step on dataset i changes target j by A[i, j], a sweep finds A exactly, whatever the focus, for
-  losses and for metrics that rise, and every step of it is training.
-- Looks come before the first block and after each, only then; blocks draw what the linear system takes them to draw.
-- Two copies of a dataset get equal weights, equal influences leave the start; shares are the method's.
-- Progress that slows down steadily favours no dataset over two sweeps. A dataset of weight zero is never tried.
-- A dev set that is not a number costs the sweep and nothing else.
-- A run resumed from any state, in the middle of a sweep too, is the run that was not stopped.
-- A real run finds the dataset that is like the target, and its trace says how.
+- Where a step on dataset i changes target j by A[i, j], a sweep finds A exactly, for any focus, for losses and for
+  metrics that rise, and every step of it is a training step.
+- Dev sets are evaluated before the first block and after each block, and at no other time.
+- Two copies of a dataset get equal weights, and equal influences keep the start.
+- Over two sweeps, progress that slows down steadily favours no dataset. A dataset of weight zero is never tried.
+- A dev metric that is not finite drops the sweep and nothing else.
+- A run resumed at any step, also within a sweep, equals the uninterrupted run.
+- A real run finds the dataset that is like the target, and traces what it measured.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class World:
         self.sign = 1 if rising else -1
         self.dev = np.full(worth.shape[1], 8.0)
         self.step = 0
-        self.looks: list[int] = []
+        self.dev_evals: list[int] = []
         self.drawn: list[list[float]] = []
         self.facts: list[dict[str, Any]] = []
 
@@ -73,7 +73,7 @@ class World:
     def look(self) -> None:
         assert len(self.strategy.candidates()) == 0
         targets = [f"t{number}" for number in range(len(self.dev))]
-        self.looks.append(self.step)
+        self.dev_evals.append(self.step)
         self.facts.append(
             self.strategy.update(
                 Influences(NONE, NONE, targets, self.dev.copy(), [np.zeros((0, 5)) for _ in targets], self.sign)
@@ -82,8 +82,8 @@ class World:
 
     def found(self) -> Vector:
         """What the last sweep found, datasets x targets."""
-        told = [facts["influence_on"] for facts in self.facts if "influence_on" in facts]
-        return np.array([list(column.values()) for column in told[-1].values()]).T
+        traced = [facts["influence_on"] for facts in self.facts if "influence_on" in facts]
+        return np.array([list(column.values()) for column in traced[-1].values()]).T
 
 
 # What is measured.
@@ -106,10 +106,10 @@ def test_the_training_loss_is_a_loss() -> None:
     assert world.found() == pytest.approx(WORLD)
 
 
-def test_looks_come_before_the_first_block_and_after_each() -> None:
+def test_dev_is_evaluated_before_the_first_block_and_after_each() -> None:
     world = World(started(Aioli(**QUICK)), WORLD)
     world.train(34)
-    assert world.looks == [4, 6, 8, 10, 14, 16, 18, 20, 24, 26, 28, 30, 34]
+    assert world.dev_evals == [4, 6, 8, 10, 14, 16, 18, 20, 24, 26, 28, 30, 34]
     blocks = [facts.get("block") for facts in world.facts[:4]]
     assert blocks[3] is None
     assert {*blocks[:3]} == {"d0", "d1", "d2"}
@@ -134,10 +134,10 @@ def test_a_block_is_a_smoothed_one_hot_and_training_goes_on_by_what_was_learned(
 def test_no_sweep_starts_at_a_low_learning_rate_but_one_begun_is_finished() -> None:
     world = World(started(Aioli(**QUICK, freeze_below=0.5)), WORLD)
     world.train(9, relative_rate=0.4)
-    assert world.looks == []
+    assert world.dev_evals == []
     world.train(5, relative_rate=0.6)
     world.train(16, relative_rate=0.4)
-    assert world.looks == [14, 16, 18, 20]
+    assert world.dev_evals == [14, 16, 18, 20]
 
 
 def test_the_first_sweep_waits_for_the_warm_up() -> None:
@@ -233,7 +233,7 @@ def test_targets_count_as_the_probe_says() -> None:
     assert weights["worst"] == pytest.approx([0.5, 0.5])
 
 
-def test_a_single_dataset_is_all_there_is() -> None:
+def test_a_single_dataset_keeps_all_the_weight() -> None:
     for worth in (0.5, 0.0, -0.5):
         strategy = started(Aioli(**QUICK, focus=0.75), datasets=1)
         world = World(strategy, np.array([[worth]]))
@@ -247,7 +247,7 @@ def test_a_dataset_of_weight_zero_is_never_tried() -> None:
     world = World(strategy, WORLD)
     world.train(30)
     assert [weights[1] for weights in world.drawn] == [0.0] * 30
-    assert world.looks == [4, 6, 8, 14, 16, 18, 24, 26, 28]
+    assert world.dev_evals == [4, 6, 8, 14, 16, 18, 24, 26, 28]
     assert world.facts[-1]["influence"].keys() == {"d0", "d2"}
     assert world.found() == pytest.approx(WORLD[[0, 2]])
 
@@ -262,7 +262,7 @@ def test_the_floor_holds_outside_sweeps() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("when", [0, 1, 3])
-def test_a_dev_set_that_is_no_number_costs_the_sweep_and_nothing_else(bad: float, when: int) -> None:
+def test_a_dev_metric_that_is_not_finite_drops_the_sweep_and_nothing_else(bad: float, when: int) -> None:
     strategy = started(Aioli(**QUICK))
     world = World(strategy, WORLD)
     world.train(13)
@@ -276,7 +276,7 @@ def test_a_dev_set_that_is_no_number_costs_the_sweep_and_nothing_else(bad: float
     assert "dropped" in world.facts[-1]
     json.dumps(world.facts[-1], allow_nan=False)
     world.train(30 - world.step)
-    assert world.looks[-4:] == [24, 26, 28, 30]
+    assert world.dev_evals[-4:] == [24, 26, 28, 30]
     assert world.found() == pytest.approx(WORLD)
     assert strategy.outcome().tolist() != before.tolist()
 
@@ -286,7 +286,7 @@ def test_a_dev_set_that_is_no_number_costs_the_sweep_and_nothing_else(bad: float
 
 @pytest.mark.parametrize("memory", [None, 0.9])
 @pytest.mark.parametrize("stop", [0, 3, 4, 5, 6, 9, 10, 12, 17])
-def test_a_resumed_run_is_the_run_that_was_not_stopped(stop: int, memory: float | None) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_run(stop: int, memory: float | None) -> None:
     def world() -> World:
         strategy = started(Aioli(init=Temperature(2.0), **QUICK, focus=0.6, memory=memory))
         return World(strategy, WORLD)
@@ -318,7 +318,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(stop: int, memory: float 
         ({"focus": 1.01}, "focus"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_training(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused_before_training(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         started(Aioli(**options))
 
@@ -383,7 +383,7 @@ def test_a_run_finds_the_dataset_like_the_target(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [5, 7, 12])
-def test_a_real_run_resumed_in_a_sweep_is_the_run_that_was_not_stopped(
+def test_a_real_run_resumed_in_a_sweep_equals_the_uninterrupted_run(
     make_static: Callable[[], SentenceTransformer], tmp_path: Path, stop: int
 ) -> None:
     plan = {"max_steps": 24, "save_strategy": "steps", "save_steps": stop, "save_total_limit": None}
@@ -395,6 +395,6 @@ def test_a_real_run_resumed_in_a_sweep_is_the_run_that_was_not_stopped(
     assert resumed.strategy.state_dict() == whole.strategy.state_dict()
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
-    told = [read_trace(tmp_path / run / "trace.jsonl") for run in ("whole", "parts")]
-    told = [[{**line, "update": {**line.get("update", {}), "seconds": 0}} for line in lines] for lines in told]
-    assert without_times(told[0]) == without_times(told[1])
+    traced = [read_trace(tmp_path / run / "trace.jsonl") for run in ("whole", "parts")]
+    traced = [[{**line, "update": {**line.get("update", {}), "seconds": 0}} for line in lines] for lines in traced]
+    assert without_times(traced[0]) == without_times(traced[1])

@@ -1,9 +1,9 @@
-"""Controls: the targets' own rows alone, and the weights of another run held fixed.
+"""Target-only sampling and replay.
 
-- Target-only draws what is named like a target and gives everything else exactly nothing.
-- Several targets share by size, by weights, or evenly; a target without rows of its own is passed over.
-- A replay is the static mixture of the weights of another run, under its own name.
-- What cannot be drawn is refused in one line that names targets and pool.
+- Target-only draws the datasets named like a target and gives all others exactly zero.
+- Several targets share by size, by weights, or evenly; a target without a training dataset is ignored.
+- A replay samples by the weights of another run, under its own name.
+- If nothing can be drawn, the error names the targets and the training datasets.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import pytest
 from mixfluence.data.weights import write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Temperature, Weights
-from mixfluence.strategies.replay import Replay
-from mixfluence.strategies.static import Static
-from mixfluence.strategies.target_only import TargetOnly
+from mixfluence.strategies import Replay, Static, TargetOnly
 
 SIZES = {"a": 10, "b": 30, "c": 60}
 
@@ -43,7 +41,7 @@ def test_several_targets_share_as_the_start_says() -> None:
     assert started(TargetOnly(targets=["a", "b"], init=Temperature(1.0))).weights()[2] == 0.0
 
 
-def test_a_target_without_rows_of_its_own_is_passed_over() -> None:
+def test_a_target_without_rows_of_its_own_is_ignored() -> None:
     assert started(TargetOnly(targets=["elsewhere", "b"])).weights().tolist() == [0.0, 1.0, 0.0]
 
 

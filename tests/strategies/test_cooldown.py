@@ -1,8 +1,8 @@
-"""Cooldown: a high temperature first, a low one from the switch on.
+"""Cooldown: a high temperature first, a low one after the switch.
 
-- Before and after the switch it is, bit for bit, static sampling at the one and the other temperature.
-- The linear shape goes evenly in 1 / tau, and no step of it raises the probability of a small dataset.
-- It keeps its floor and no state; a cooldown that heats up and a switch outside the run are refused.
+- Before and after the switch it equals static sampling at the hot and the cold temperature, bitwise.
+- The linear shape is linear in 1 / tau, and never raises the probability of a small dataset.
+- The floor holds and there is no state. A cooldown that heats up, or a switch outside the run, is refused.
 - In a real run the temperature falls with the batches drawn.
 """
 
@@ -48,7 +48,7 @@ def test_a_step_is_one_static_distribution_and_then_another() -> None:
         assert strategy.weights(progress).tolist() == static(tau).tolist(), progress
 
 
-def test_the_switch_is_where_it_is_said_to_be() -> None:
+def test_the_temperature_changes_at_the_switch() -> None:
     strategy = started(math.inf, 0.5, switch=0.2)
     assert strategy.weights(0.199).tolist() == [0.5, 0.5]
     assert strategy.weights(0.2).tolist() == static(0.5).tolist()
@@ -56,7 +56,7 @@ def test_the_switch_is_where_it_is_said_to_be() -> None:
     assert late.weights(0.999).tolist() == static(5.0).tolist()
 
 
-def test_the_linear_shape_is_even_in_the_inverse_temperature() -> None:
+def test_the_linear_shape_is_linear_in_the_inverse_temperature() -> None:
     strategy = started(math.inf, 1.0, shape="linear", switch=0.8, sizes={"large": 16, "small": 1})
     for progress, odds in {0.0: 1.0, 0.2: 2.0, 0.4: 4.0, 0.6: 8.0, 0.8: 16.0, 0.9: 16.0, 1.0: 16.0}.items():
         large, small = strategy.weights(progress)
@@ -108,7 +108,7 @@ def test_it_keeps_no_state() -> None:
         ({"max_epochs": 0}, "max_epochs"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         Cooldown(**options)
 

@@ -1,11 +1,11 @@
-"""DoGE shifts weight by scores, and what it finds is the mean on the way.
+"""DoGE shifts weight by scores, and returns the mean of the weights over all updates.
 
-- Two datasets move apart by update_every x step x relative learning rate x the difference of their scores, to the
-  digit; smoothing is (1 - c) w + c / M. By default a training step counts for 0.05 at most, as published.
-- Scores count between 0 and the clip. The learning rate is that of the step the update is due at.
+- Two datasets move apart by update_every x step x relative learning rate x the difference of their scores, exactly;
+  smoothing is (1 - c) w + c / M. By default a training step counts for 0.05 at most, as published.
+- Scores are clipped to between 0 and `clip`. The learning rate is that of the step the update is due at.
 - The outcome is the arithmetic mean over updates, the start if there was none.
-- A dataset that was not measured keeps its weight, one of weight zero stays out.
-- A strategy restored from its state, through JSON, goes on bit for bit. What means nothing is one clear error.
+- A dataset that was not measured keeps its weight, and one of weight zero is never drawn.
+- A strategy restored from its JSON state continues bitwise. Invalid settings are refused.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def test_a_dataset_of_weight_zero_stays_out_of_the_smoothing_too() -> None:
     assert strategy.weights() == pytest.approx([0.8 * 0.25 + 0.1, 0.0, 0.8 * 0.75 + 0.1])
 
 
-def test_rounds_come_every_so_many_steps() -> None:
+def test_updates_are_due_at_the_interval() -> None:
     strategy = started(update_every=3)
     assert [step for step in range(10) if strategy.due(step, 0.0)] == [3, 6, 9]
 
 
-def test_restored_from_its_state_it_goes_on_bit_for_bit() -> None:
+def test_a_restored_state_continues_bitwise() -> None:
     random = np.random.default_rng(0)
     rounds = [aligned(random.normal(1.0, 2.0, 3).tolist()) for _ in range(6)]
 
@@ -155,6 +155,6 @@ def test_restored_from_its_state_it_goes_on_bit_for_bit() -> None:
         ({"max_epochs": 0}, "max_epochs"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         started(**options)

@@ -1,13 +1,13 @@
 """Group-DRO on losses that are known beforehand.
 
-- With fixed scores and every dataset in turn, alpha is what the published rule gives that sees all of them at once;
-  with two datasets it is so after every step, in closed form, smoothing and average included.
-- Equal scores change nothing, however often a dataset is drawn; a proxy like its reference keeps alpha and weights
-  of 1; a dataset that stays behind rises to the smoothing's limit and no further.
-- DoReMi clips each query's excess before the mean; TDRO takes ratios, without what the reference has solved, and is
-  indifferent to their scale.
-- Losses that are not finite teach nothing, one batch moves alpha by no more than e, and a restored state goes on
-  bit for bit.
+- With fixed scores and every dataset in turn, alpha equals the published rule, which sees all datasets at once; with
+  two datasets it does so after every step, in closed form, smoothing and average included.
+- Equal scores change nothing, however often a dataset is drawn. A proxy equal to its reference keeps alpha and loss
+  factors of 1. A dataset that stays behind rises to the limit set by the smoothing.
+- DoReMi clips each query's excess before the mean. TDRO takes ratios, except for queries the reference has solved,
+  and ignores their scale.
+- Losses that are not finite are ignored, one batch moves the odds by a factor of e at most, and a restored state
+  continues bitwise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
-from mixfluence.strategies.doremi import DoReMi
-from mixfluence.strategies.group_dro import GroupDRO
-from mixfluence.strategies.tdro import TDRO
+from mixfluence.strategies import TDRO, DoReMi, GroupDRO
 
 Floats = NDArray[np.float64]
 Kind = TypeVar("Kind", bound=GroupDRO)
@@ -143,7 +141,7 @@ def test_the_weights_of_uniform_draws_give_the_loss_under_alpha() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_losses_that_are_not_finite_teach_nothing(bad: float) -> None:
+def test_losses_that_are_not_finite_are_ignored(bad: float) -> None:
     strategy = started(DoReMi(), 2)
     visit(strategy, 0, 0.1)
     visit(strategy, 1, 1.0)
@@ -180,7 +178,7 @@ def test_tdro_steps_by_the_share_in_the_norm() -> None:
     assert math.log(strategy.alpha[1] / strategy.alpha[0]) == pytest.approx(2 * 0.1 * 0.2)
 
 
-def test_tdro_does_not_care_for_the_scale_of_ratios() -> None:
+def test_tdro_ignores_the_scale_of_ratios() -> None:
     one, other = started(TDRO(), 3), started(TDRO(), 3)
     reference = np.array([1.0, 1.0])
     for dataset, ratio in [(0, 0.1), (1, 0.6), (2, 0.2), (1, 0.7), (0, 0.3)]:
@@ -206,7 +204,7 @@ def test_tdro_ends_on_the_last_alpha_or_on_the_best_datasets() -> None:
 
 
 @pytest.mark.parametrize("make", [DoReMi, lambda: TDRO(keep=0.5)])
-def test_a_restored_state_goes_on_bit_for_bit(make: Callable[[], GroupDRO]) -> None:
+def test_a_restored_state_continues_bitwise(make: Callable[[], GroupDRO]) -> None:
     random = np.random.default_rng(1)
     batches = [(int(i), random.uniform(0, 4, 8), random.uniform(0, 4, 8)) for i in random.integers(4, size=30)]
     whole = started(make(), 5)  # the last dataset is never visited

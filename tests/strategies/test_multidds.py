@@ -1,11 +1,11 @@
 """MultiDDS moves probabilities towards the shares of rewards.
 
-- One step of Adam moves two logits apart by twice the rate, to the digit; a whole update by no more than its steps.
-- With constant rewards the probabilities end in proportion to them, from any start; a reward below zero is no reward,
-  and a round without a reward moves nothing.
-- A dataset that was not measured keeps its probability, one of weight zero stays out, and the floor holds.
-- Rounds come after the warm-up, at a useful learning rate.
-- A strategy restored from its state, through JSON, goes on bit for bit. What means nothing is one clear error.
+- One step of Adam moves two logits apart by exactly twice the rate; a whole update by no more than its steps.
+- With constant rewards the probabilities end in proportion to them, from any start. A negative reward counts as zero,
+  and a round without positive rewards moves nothing.
+- A dataset that was not measured keeps its probability, one of weight zero is never drawn, and the floor holds.
+- Updates start after the warm-up and need a useful learning rate.
+- A strategy restored from its JSON state continues bitwise. Invalid settings are refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_with_constant_rewards_probabilities_end_in_proportion_to_them(init: Any
     assert strategy.weights() == pytest.approx([0.3, 0.1, 0.6], abs=2e-3)
 
 
-def test_a_reward_below_zero_is_no_reward() -> None:
+def test_a_negative_reward_counts_as_zero() -> None:
     with_negative, with_zero = started(), started()
     for _ in range(5):
         with_negative.update(aligned([0.03, -0.5, 0.06]))
@@ -98,7 +98,7 @@ def test_a_round_without_a_reward_moves_nothing(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("values", "probed"), [([], []), ([0.4], [1])])
-def test_fewer_than_two_datasets_tell_nothing(values: list[float], probed: list[int]) -> None:
+def test_fewer_than_two_datasets_move_nothing(values: list[float], probed: list[int]) -> None:
     strategy = started()
     strategy.update(aligned(values, probed, failed=[0]))
     assert strategy.weights() == pytest.approx([0.6, 0.3, 0.1])
@@ -126,7 +126,7 @@ def test_a_weight_of_zero_stays_zero_and_the_floor_holds() -> None:
     assert floored.weights() == pytest.approx([0.2, 0.2, 0.6], abs=1e-3)
 
 
-def test_rounds_come_after_the_warm_up_at_a_useful_learning_rate() -> None:
+def test_updates_are_due_after_the_warm_up_at_a_useful_learning_rate() -> None:
     strategy = MultiDDS(update_every=4, warmup_steps=3, freeze_below=0.5)
     assert [step for step in range(13) if strategy.due(step, 1.0)] == [3, 7, 11]
     assert not any(strategy.due(step, 0.4) for step in range(13))
@@ -134,7 +134,7 @@ def test_rounds_come_after_the_warm_up_at_a_useful_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("init", [PROPORTIONAL, Weights({"a": 1, "b": 0, "c": 3})])
-def test_restored_from_its_state_it_goes_on_bit_for_bit(init: Any) -> None:
+def test_a_restored_state_continues_bitwise(init: Any) -> None:
     random = np.random.default_rng(0)
     probed = [0, 1, 2] if init is None else [0, 2]
     rounds = [aligned(random.normal(0.1, 0.1, len(probed)).tolist(), probed) for _ in range(6)]
@@ -163,6 +163,6 @@ def test_restored_from_its_state_it_goes_on_bit_for_bit(init: Any) -> None:
         ({"floor": 0.5}, "a floor of 0.5 for 3 datasets"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         started(**options)

@@ -1,20 +1,22 @@
 """Samplers: one module per method, which holds its recipe keys, behaviour, stages and name."""
 
-from mixfluence.strategies.aioli import Aioli
-from mixfluence.strategies.base import FINAL, Stage, Strategy
-from mixfluence.strategies.cooldown import Cooldown
-from mixfluence.strategies.crisp import CRISP
-from mixfluence.strategies.doge import DoGE
-from mixfluence.strategies.doremi import DoReMi
-from mixfluence.strategies.group_dro import GroupDRO
-from mixfluence.strategies.inf_dds import InfDDS
-from mixfluence.strategies.multidds import MultiDDS
-from mixfluence.strategies.replay import Replay
-from mixfluence.strategies.static import Static
-from mixfluence.strategies.target_only import TargetOnly
-from mixfluence.strategies.tdro import TDRO
+from mixfluence.strategies.aioli import Aioli as Aioli
+from mixfluence.strategies.base import FINAL as FINAL
+from mixfluence.strategies.base import Stage as Stage
+from mixfluence.strategies.base import Strategy as Strategy
+from mixfluence.strategies.cooldown import Cooldown as Cooldown
+from mixfluence.strategies.crisp import CRISP as CRISP
+from mixfluence.strategies.doge import DoGE as DoGE
+from mixfluence.strategies.doremi import DoReMi as DoReMi
+from mixfluence.strategies.group_dro import GroupDRO as GroupDRO
+from mixfluence.strategies.inf_dds import InfDDS as InfDDS
+from mixfluence.strategies.multidds import MultiDDS as MultiDDS
+from mixfluence.strategies.replay import Replay as Replay
+from mixfluence.strategies.static import Static as Static
+from mixfluence.strategies.target_only import TargetOnly as TargetOnly
+from mixfluence.strategies.tdro import TDRO as TDRO
 
-# Names as recipes spell them. A new sampler is one module and one line here.
+# Names as recipes spell them. A new sampler is one module, its import and one line here.
 STRATEGIES: dict[str, type[Strategy]] = {
     "static": Static,
     "cooldown": Cooldown,
@@ -28,22 +30,3 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "target-only": TargetOnly,
     "replay": Replay,
 }
-
-__all__ = [
-    "CRISP",
-    "FINAL",
-    "STRATEGIES",
-    "TDRO",
-    "Aioli",
-    "Cooldown",
-    "DoGE",
-    "DoReMi",
-    "GroupDRO",
-    "InfDDS",
-    "MultiDDS",
-    "Replay",
-    "Stage",
-    "Static",
-    "Strategy",
-    "TargetOnly",
-]

@@ -26,23 +26,21 @@ NONE = np.array([], np.int64)
 class Aioli(Strategy):
     """Measure influences in line (Chen et al., arXiv 2411.05735): every step of a measurement trains the model.
 
-    Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps. The dev sets
-    are evaluated before the first block and after each; the gain of a block is the change between evaluations, so
-    nothing is rolled back. Where blocks draw other datasets too, a small linear system corrects for that. Each
-    dataset's share of the total influence is added to its logit.
+    Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps, and the gain
+    of a block is the change of the dev sets over it. Where blocks draw other datasets too, a small linear system
+    corrects for that. Each dataset's share of the total influence is added to its logit.
 
     Much cheaper than `InfDDS`, and less precise: a block starts from the model and the momentum that the previous one
     left, and datasets x block steps of every `update_every` steps are drawn evenly. Prefer `InfDDS` when there is time
-    for probes, or when there are many datasets and few steps.
-
-    New weights affect only batches not yet drawn: keep the loader without workers, as is the default, or a block would
-    train on batches of the previous one. There is no limit on epochs, because a block must draw its dataset.
+    for probes, or when there are many datasets and few steps. Keep the data loader without workers, as is the default,
+    or a block would train on batches drawn for the previous one. There is no limit on epochs, because a block must
+    draw its dataset.
 
     Cost per sweep: 0 training steps, and (datasets + 1) dev evaluations. Memory: 0 parameter sizes.
 
     Attributes:
         init: The initial distribution.
-        update_every: Steps from the start of a sweep to that of the next.
+        update_every: Steps from the start of a sweep to that of the next, more than a sweep takes.
         warmup_steps: Steps before the first sweep.
         block_steps: Steps of a block. With fewer, more of its gain is due to the momentum of the previous block.
         focus: Probability of a block's dataset in its block; the others share the rest evenly. A batch holds one
@@ -80,7 +78,6 @@ class Aioli(Strategy):
         return self._with(warmup_steps=steps // 2, freeze_below=0.0)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set the logits to the initial distribution, and refuse impossible sweeps."""
         self._names = list(sizes)
         self._start = self.init.logits(sizes)
         # A dataset of weight zero is never drawn, not even in a block.
@@ -88,8 +85,13 @@ class Aioli(Strategy):
         self._gains = np.zeros(len(self._names))
         self._dev_evals: list[list[float]] = []
         self._sweeps = 0
-        self._refuse_impossible_sweeps()
         self.weights()  # an impossible floor is refused before training starts
+        tried = len(self._tried)
+        if tried * self.block_steps >= self.update_every:
+            sweep = f"{tried * self.block_steps}, the steps of a sweep ({tried} datasets x {self.block_steps})"
+            raise RecipeError(f"update_every must be above {sweep}, found {self.update_every}")
+        if tried > 1 and self.focus <= 1 / tried:
+            raise RecipeError(f"focus must be above {1 / tried:.3g} with {tried} datasets, found {self.focus}")
 
     def weights(self, progress: float = 0.0) -> Vector:
         """Return the learned distribution, or that of the current block during a sweep."""
@@ -128,29 +130,20 @@ class Aioli(Strategy):
         values, _ = measured.combine(self.probe.aggregate)
         self._learn(_shares(values))
         self._end_sweep()
-        return {
-            "influence": self._named(values),
-            "influence_on": {
-                target: self._named(column)
-                for target, column in zip(measured.targets, measured.on_targets().T, strict=True)
-            },
-        }
+        columns = zip(measured.targets, measured.on_targets().T, strict=True)
+        by_target = {target: self._named(column) for target, column in columns}
+        return {"influence": self._named(values), "influence_on": by_target}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned and the progress of the sweep."""
         return {"gains": self._gains.tolist(), "dev_evals": list(self._dev_evals), "sweeps": self._sweeps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._gains = np.array(state["gains"])
         self._dev_evals = list(state["dev_evals"])
         self._sweeps = state["sweeps"]
 
     def _order(self) -> NDArray[np.int64]:
-        """Return the order of a sweep's blocks; every second sweep reverses the one before.
-
-        Effects of the time alone, such as a loss that falls ever more slowly, then cancel.
-        """
+        # Every second sweep reverses the one before: effects of time alone, such as a falling loss, then cancel.
         order = np.random.default_rng(self._sweeps // 2).permutation(len(self._tried))
         return order[::-1] if self._sweeps % 2 else order
 
@@ -182,19 +175,6 @@ class Aioli(Strategy):
 
     def _named(self, values: Vector) -> dict[str, float]:
         return {self._names[dataset]: float(value) for dataset, value in zip(self._tried, values, strict=True)}
-
-    def _refuse_impossible_sweeps(self) -> None:
-        tried = len(self._tried)
-        if tried * self.block_steps >= self.update_every:
-            raise RecipeError(
-                f"update_every must be above {tried * self.block_steps}, the steps of a sweep "
-                f"({tried} datasets x {self.block_steps}), found {self.update_every}"
-            )
-        if tried > 1 and not 1 / tried < self.focus <= 1:
-            raise RecipeError(
-                f"focus must be above {1 / tried:.3g}, an even share of {tried} datasets, and at most 1, "
-                f"found {self.focus}"
-            )
 
 
 def _shares(values: Vector) -> Vector:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
-from mixfluence.policy import Vector
-from mixfluence.schema import Positive, Section
+from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, logits_from_json, logits_to_json, softmax
+from mixfluence.schema import Count, Positive, Section, Share, WholeNumber
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
@@ -55,7 +55,8 @@ class Strategy(Section):
         clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
-        max_epochs: Most passes over any dataset; None for no limit. The sampler enforces it.
+        max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
+            others.
     """
 
     title: ClassVar[str] = ""
@@ -69,7 +70,7 @@ class Strategy(Section):
 
     @property
     def label(self) -> str:
-        """The title, with what tells variants apart."""
+        """The title, with what distinguishes variants."""
         return self.title or type(self).__name__
 
     @property
@@ -81,21 +82,14 @@ class Strategy(Section):
     def check(self, recipe: Recipe) -> None:
         """Raise a ValueError if the strategy cannot work in a recipe."""
         if self.needs_dev and not recipe.dev:
-            raise ValueError(f"strategy {self.name} needs at least one dev set")
+            raise ValueError(f"strategy: {self.name} needs at least one dev set")
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         """Return the training runs of the method, in order."""
         return [Stage(FINAL, recipe.training.steps, lambda found: self)]
 
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
-        """Return clusters of the pool and their weights, for a strategy with `clusters`.
-
-        Args:
-            mixture: The training datasets.
-            targets: The dev sets.
-            least_rows: Rows that a cluster must have to fill a batch.
-            seed: Seed of the clustering.
-        """
+        """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise NotImplementedError
 
     def shortened(self, steps: int) -> Strategy:
@@ -116,11 +110,7 @@ class Strategy(Section):
         raise RecipeError(f"{self.label} finds its mixture before training: use it in a recipe")
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the current probability of each dataset.
-
-        Args:
-            progress: The share of the run's batches drawn so far, for strategies with a schedule.
-        """
+        """Return the probability of each dataset, after a share of the run's batches has been drawn."""
         raise NotImplementedError
 
     def outcome(self) -> Vector | None:
@@ -132,7 +122,7 @@ class Strategy(Section):
 
         Args:
             step: Steps trained.
-            relative_rate: The learning rate of the next step, divided by the maximum of the schedule.
+            relative_rate: Learning rate of the next step, divided by the maximum of the schedule.
         """
         return False
 
@@ -141,10 +131,7 @@ class Strategy(Section):
         return np.flatnonzero(self.weights() > 0)
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Take what was measured; return, by name, what the trace should say beyond the influences.
-
-        A list has one value per measured dataset.
-        """
+        """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
         return {}
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
@@ -169,6 +156,51 @@ class Strategy(Section):
     def _with(self, **changes: Any) -> Self:
         """Return a copy with other settings and no state."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+
+class LogitStrategy(Strategy):
+    """Draws by the softmax of logits, and measures at intervals. Subclasses say how logits move.
+
+    Attributes:
+        init: The initial distribution.
+        update_every: Steps between updates.
+        warmup_steps: Steps before the first update.
+        freeze_below: No update while the learning rate is below this part of its maximum.
+        floor: Least probability of any dataset.
+    """
+
+    needs_dev = True
+    init: InitialField = PROPORTIONAL
+    update_every: Count = 50
+    warmup_steps: WholeNumber = 25
+    freeze_below: Share = 0.0
+    floor: Share = 0.0
+
+    @property
+    def logits(self) -> Vector:
+        """The current logits, one per dataset."""
+        return self._logits
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        self._logits = self.init.logits(sizes)
+        self.weights()  # an impossible floor is refused before training starts
+
+    def weights(self, progress: float = 0.0) -> Vector:
+        return lift(softmax(self._logits), self.floor)
+
+    def due(self, step: int, relative_rate: float) -> bool:
+        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
+        return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
+
+    def candidates(self) -> NDArray[np.int64]:
+        """Return the datasets whose logit can move: a weight of zero never changes."""
+        return np.flatnonzero(np.isfinite(self._logits))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"logits": logits_to_json(self._logits)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._logits = logits_from_json(state["logits"])
 
 
 def at_interval(step: int, every: int, after: int) -> bool:

@@ -26,11 +26,9 @@ class Cooldown(Strategy):
     Attributes:
         hot: The temperature at the start; infinity is uniform.
         cold: The temperature at the end, at most `hot`.
-        shape: `step` changes at once at `switch`; `linear` lets 1 / tau go linearly from 1 / hot at the start to
-            1 / cold at `switch`.
+        shape: `step` changes at once at `switch`; `linear` interpolates 1 / tau until `switch`.
         switch: The part of the run after which `cold` applies.
         floor: Least probability of any dataset.
-        max_epochs: Most passes over any dataset.
     """
 
     title = "Cooldown"
@@ -49,11 +47,9 @@ class Cooldown(Strategy):
 
     @property
     def start_label(self) -> str:
-        """Both temperatures."""
         return f"τ={temperature_label(self.hot)}→{temperature_label(self.cold)}"
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Remember the sizes."""
         self._sizes = dict(sizes)
         self.weights()  # an impossible floor is refused before training starts
 
@@ -68,5 +64,4 @@ class Cooldown(Strategy):
         return 1 / inverse if inverse else math.inf
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the distribution at the current temperature."""
         return lift(softmax(Temperature(self.temperature(progress)).logits(self._sizes)), self.floor)

@@ -29,8 +29,8 @@ class CRISP(Strategy):
     like the target, and `Static` when there are few dev rows or the pool has nothing like them. In a script, call
     `mixfluence.partition` and train with `Static(init=Weights(found.weights))` on `found.mixture`.
 
-    Cost: 0 training steps, and one forward pass of a small encoder over all rows before training. Memory: 0 parameter
-    sizes.
+    Cost: 0 training steps, and one forward pass of a small encoder over all rows before training.
+    Memory: 0 parameter sizes.
 
     Attributes:
         encoder: The encoder that gives the vectors, as in `model.name`.
@@ -55,7 +55,6 @@ class CRISP(Strategy):
 
     @property
     def label(self) -> str:
-        """The title with the number of clusters."""
         return f"{self.title}-{self.branching**self.levels}"
 
     @property
@@ -71,31 +70,17 @@ class CRISP(Strategy):
             raise ValueError("strategy.per: a cluster of the whole pool needs one prompt; use per: dataset")
 
     def stages(self, recipe: Recipe) -> list[Stage]:
-        """Return one run that draws clusters by the weights found."""
-        return [Stage(FINAL, recipe.training.steps, self._drawing)]
+        steps, cap = recipe.training.steps, self.max_epochs
+        return [Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=cap))]
 
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
-        """Cluster the pool and weigh each cluster by its dev rows."""
         from mixfluence.clustering import partition
         from mixfluence.encoders import load_encoder
 
         logger.info("clustering %d rows", sum(mixture.sizes.values()))
-        return partition(
-            mixture,
-            targets,
-            load_encoder(self.encoder),
-            levels=self.levels,
-            branching=self.branching,
-            per=self.per,
-            texts=self.texts,
-            smoothing=self.smoothing,
-            least_rows=least_rows,
-            seed=seed,
-        )
+        settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
+        return partition(mixture, targets, load_encoder(self.encoder), **settings, least_rows=least_rows, seed=seed)
 
     def shortened(self, steps: int) -> Strategy:
         """Return static sampling of the datasets, which costs as much per step."""
         return Static()
-
-    def _drawing(self, found: Mapping[str, float]) -> Strategy:
-        return Static(init=Weights(found), max_epochs=self.max_epochs)

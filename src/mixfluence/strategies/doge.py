@@ -24,21 +24,17 @@ class DoGE(Strategy):
     """Domain reweighting with generalisation estimation (Fan, Pagliardini and Jaggi, 2024).
 
     The score of a dataset is the projection of its gradient on the sum of the dev sets' gradients; scores are added to
-    the logarithms of the weights, a mirror step. The result is `outcome`, the mean of the weights over all updates,
-    and the fixed mixture of the final run. Prefer `MultiDDS` when there is no time for two runs.
+    the logarithms of the weights, a mirror step. The final run trains on the mean of the weights over all updates.
+    Prefer `MultiDDS` when there is no time for two runs.
 
     As published, a step of the proxy trains on all datasets, their gradients weighted, and updates the weights. Here
-    a batch has one dataset, so it is drawn by the weights, and one update of `update_every` times the size stands for
-    that many.
+    a batch has one dataset, drawn by the weights, and an update is `update_every` times as large. The published
+    logarithm moves by learning rate / mu x score, which is negligible at the learning rates of fine-tuning; here mu is
+    in proportion to the peak of the learning rate. The published constants give a `step` of 0.01; the default is
+    larger because contrastive gradients of datasets are nearly orthogonal (cosines of 0.03 to 0.07 on MiniLM).
 
-    As published, a logarithm moves by eta_t / mu x score at every step, with a peak eta of 5e-4 and mu of 0.05. At
-    the learning rates of fine-tuning that is negligible, so mu is taken in proportion to the peak: eta_t / mu is then
-    `step` x the learning rate relative to its peak. 5e-4 / 0.05 would be a step of 0.01; the default is larger
-    because contrastive gradients of different datasets are nearly orthogonal (cosines of 0.03 to 0.07 on MiniLM).
-
-    Cost per update: one gradient of every dataset and of every dev set, each about a training step. With M datasets
-    and N dev sets the proxy takes 1 + (M + N) / `update_every` times a plain run; the final run comes on top.
-    Memory: 1 parameter size.
+    Cost per update: one gradient of every dataset and of every dev set, each about a training step; the final run
+    comes on top. Memory: 1 parameter size.
 
     Attributes:
         init: The initial distribution. A dataset of weight zero is never drawn.
@@ -66,29 +62,25 @@ class DoGE(Strategy):
 
     @property
     def start_label(self) -> str:
-        """The start of the proxy."""
         return f"proxy, {self.init.label}"
 
     def stages(self, recipe: Recipe) -> list[Stage]:
-        """Return the proxy runs and the final run."""
         steps = recipe.training.steps
         proxies = [Stage(name, self.proxy_steps or steps, self._proxy) for name in ("proxy", "second-proxy")]
-        return [*proxies[: self.rounds], Stage(FINAL, steps, self._final)]
+        final = Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=self.max_epochs))
+        return [*proxies[: self.rounds], final]
 
     @property
     def probing(self) -> Probing:
-        """One gradient per dataset."""
         return Probing(self.alignment)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set the weights to the initial distribution."""
         self._weights = softmax(self.init.logits(sizes))
         self._total = np.zeros_like(self._weights)
         self._updates = 0
         self._relative_rate = 1.0
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the weights of the last update."""
         return self._weights
 
     def outcome(self) -> Vector:
@@ -110,19 +102,14 @@ class DoGE(Strategy):
         return {"influence": scores.tolist()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights, and the sum and number of those before."""
         return {"weights": self._weights.tolist(), "total": self._total.tolist(), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._weights, self._total = np.array(state["weights"]), np.array(state["total"])
         self._updates = state["updates"]
 
     def _proxy(self, found: Mapping[str, float]) -> Strategy:
         return self._with(init=Weights(found) if found else self.init, max_epochs=None)
-
-    def _final(self, found: Mapping[str, float]) -> Strategy:
-        return Static(init=Weights(found), max_epochs=self.max_epochs)
 
     def _shift(self, probed: NDArray[np.int64], scores: Vector) -> None:
         weights = self._weights.copy()

@@ -37,9 +37,8 @@ class DoReMi(GroupDRO):
         """Return the mean excess, clipped at zero for each query."""
         return float(np.maximum(losses - reference, 0.0).mean())
 
+    def outcome(self) -> Vector:
+        return self.average
+
     def _uniform_share(self) -> float:
         return self.smoothing
-
-    def outcome(self) -> Vector:
-        """Return the average of alpha over all steps."""
-        return self.average

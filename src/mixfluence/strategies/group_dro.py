@@ -52,25 +52,20 @@ class GroupDRO(Strategy):
     def score(self, losses: Vector, reference: Vector) -> float:
         """Return how much a batch needs training, by its queries' losses under the proxy and the reference."""
 
-    def scale(self, scores: Vector) -> float:
-        """Return the number that scores are divided by before they move log alpha.
+    @abstractmethod
+    def outcome(self) -> Vector:
+        """Return the mixture that the final model should be trained on."""
 
-        Args:
-            scores: The last score of each dataset; the mean of the others for one without a score.
-        """
+    def scale(self, scores: Vector) -> float:
+        """Return the number that scores are divided by, given the last score of each dataset."""
         return 1.0
 
     def _uniform_share(self) -> float:
         """Return the share of the uniform distribution that is mixed into alpha at each step."""
         return 0.0
 
-    @abstractmethod
-    def outcome(self) -> Vector:
-        """Return the mixture that the final model should be trained on."""
-
     @property
     def start_label(self) -> str:
-        """The start of the reference run."""
         return f"proxy, {self.init.label}"
 
     def check(self, recipe: Recipe) -> None:
@@ -80,7 +75,6 @@ class GroupDRO(Strategy):
             raise ValueError(f"training.mini_batch_size: the proxy of {self.name} needs every query's loss")
 
     def stages(self, recipe: Recipe) -> list[Stage]:
-        """Return the reference, the proxy that is compared with it, and the final run."""
         steps = recipe.training.steps
         return [
             Stage("reference", self.reference_steps or steps, lambda found: Static(init=self.init)),
@@ -89,7 +83,6 @@ class GroupDRO(Strategy):
         ]
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set alpha to uniform."""
         count = len(sizes)
         self._log_alpha = np.full(count, -np.log(count))
         self._scores = np.full(count, np.nan)
@@ -117,17 +110,11 @@ class GroupDRO(Strategy):
         return float(self.alpha[dataset]) * len(self._log_alpha)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return alpha, its sum over steps and the last scores."""
         scores = [None if np.isnan(score) else score for score in self._scores.tolist()]
-        return {
-            "log_alpha": self._log_alpha.tolist(),
-            "scores": scores,
-            "sum": self._sum.tolist(),
-            "steps": self._steps,
-        }
+        log_alpha, total = self._log_alpha.tolist(), self._sum.tolist()
+        return {"log_alpha": log_alpha, "scores": scores, "sum": total, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._log_alpha[:] = state["log_alpha"]
         self._scores[:] = [np.nan if score is None else score for score in state["scores"]]
         self._sum[:] = state["sum"]
@@ -137,6 +124,7 @@ class GroupDRO(Strategy):
         count = len(self._log_alpha)
         self._scores[dataset] = score
         mean = float(np.nanmean(self._scores))
+        # A dataset without a score counts with the mean of the others.
         scale = self.scale(np.where(np.isnan(self._scores), mean, self._scores))
         self._log_alpha[dataset] += np.clip(self.rate * count * (score - mean) / scale, -MOST_MOVE, MOST_MOVE)
         self._log_alpha -= np.logaddexp.reduce(self._log_alpha)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from mixfluence.influence import Probe, Probing, Reptile
 from mixfluence.policy import RULES, Anchored, Evidence, Rule
 from mixfluence.schema import BatchSize, Share, WholeNumber, registered
-from mixfluence.strategies.logits import LogitStrategy
+from mixfluence.strategies.base import LogitStrategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences
@@ -40,7 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _reptile(data: Any) -> Any:
-    """Return the mapping that a bare rate stands for; None for `off`."""
+    # A bare rate stands for a mapping; `off` for None.
     if isinstance(data, str | float | int) and not isinstance(data, bool):
         data = {"rate": data}
     return None if isinstance(data, dict) and data.get("rate") == "off" else data
@@ -51,13 +51,13 @@ class InfDDS(LogitStrategy):
 
     Every `update_every` steps, each dataset gets a short trial of `inner_steps` steps from the current model. Its
     influence is the improvement of the dev sets, and moves its logit. Prefer `Static` when no dev set resembles the
-    test set, or when the mixture is known.
+    test set or the mixture is known, and `MultiDDS` when probes cost too much.
 
     Cost per update: datasets x inner steps training steps, and (datasets + 1) dev evaluations, a third of a step per
     batch. Memory: 3 parameter sizes; 2 less with momentum-free probes, 1 more with Reptile.
 
     Attributes:
-        preset: Settings of the paper for keys that are not given; not kept with the values it filled in.
+        preset: Fills in the paper's settings for keys that are not given.
         init: The initial distribution.
         update_every: Steps between updates, K of the paper.
         warmup_steps: Steps before the first update.
@@ -70,7 +70,6 @@ class InfDDS(LogitStrategy):
         gate: Move little while successive rounds do not agree.
         freeze_below: No update while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset.
-        max_epochs: Most passes over any dataset.
     """
 
     title = "Inf-DDS"
@@ -98,35 +97,26 @@ class InfDDS(LogitStrategy):
 
     @property
     def probing(self) -> Probing:
-        """Probes of `inner_steps` steps."""
         return Probing(self.probe, self.inner_steps, self.subset, self.reptile)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set the logits to the initial distribution."""
         super().start(sizes)
         self.rule.start(self._logits)
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Move the logits of the measured datasets."""
         if len(influences.probed) < 2:
             return {}
         values, errors = influences.combine(self.probe.aggregate)
         reward = self._evidence.judge(influences.probed, values, errors)
         self._logits = self.rule.move(self._logits, reward)
-        return {
-            "influence": values.tolist(),
-            "error": errors.tolist(),
-            "trust": reward.trust.tolist(),
-            "gate": reward.gate,
-        }
+        facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": reward.trust.tolist()}
+        return {**facts, "gate": reward.gate}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return logits, the rule's state and the last round."""
         return super().state_dict() | {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])

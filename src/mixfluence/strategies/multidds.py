@@ -12,7 +12,7 @@ from pydantic import Field
 from mixfluence.influence import Alignment, Probing
 from mixfluence.policy import Adam, Vector, softmax
 from mixfluence.schema import Count, Positive
-from mixfluence.strategies.logits import LogitStrategy
+from mixfluence.strategies.base import LogitStrategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences
@@ -29,20 +29,15 @@ class MultiDDS(LogitStrategy):
     A negative reward counts as zero, and a round without positive rewards moves nothing: as published, rewards
     that sum to less than zero would push away from the shares they stand for.
 
-    Cost per update: one gradient of every dataset and of every dev set, each about a training step. Memory: 1
-    parameter size. For both with lookahead see `mixfluence.influence.alignment.Aligner`.
+    Cost per update: one gradient of every dataset and of every dev set, each about a training step; with `lookahead`
+    those of the dev sets anew for every dataset. Memory: 1 parameter size, 4 with `lookahead`. Start, intervals and
+    floor are set as for `InfDDS`.
 
     Attributes:
-        init: The initial distribution.
-        update_every: Steps between updates.
-        warmup_steps: Steps before the first update.
         alignment: How gradients are compared; with `lookahead` it is MultiDDS as first published, before the `S`.
         rate: Adam's step. A logit moves by at most about `rate` x `iterations` per update: with the published 1e-4
             that is 0.02, which needs hundreds of updates to leave the start.
         iterations: Steps of Adam per update.
-        freeze_below: No update while the learning rate is below this part of its maximum.
-        floor: Least probability of any dataset.
-        max_epochs: Most passes over any dataset.
     """
 
     title = "MultiDDS"
@@ -53,11 +48,9 @@ class MultiDDS(LogitStrategy):
 
     @property
     def probing(self) -> Probing:
-        """One gradient per dataset."""
         return Probing(self.alignment)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Set the logits to the initial distribution."""
         super().start(sizes)
         self._adam = Adam(len(self._logits))
 
@@ -70,11 +63,9 @@ class MultiDDS(LogitStrategy):
         return {"influence": cosines.tolist()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the logits and Adam's moments."""
         return super().state_dict() | {"adam": self._adam.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._adam.load_state_dict(state["adam"])
 

@@ -32,13 +32,10 @@ class Replay(Strategy):
 
     @property
     def start_label(self) -> str:
-        """Which weights of which run."""
         return f"{self.which} of {self.run.name}"
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Read the weights."""
         self._weights = softmax(Weights(replayed_weights(self.run, self.which)).logits(sizes))
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the distribution fixed by `start`."""
         return self._weights

@@ -19,7 +19,6 @@ class Static(Strategy):
     Attributes:
         init: The distribution: `Temperature` by size, or explicit `Weights`.
         floor: Least probability of any dataset.
-        max_epochs: Most passes over any dataset; what a dataset may no longer take goes to the others.
     """
 
     title = "Static"
@@ -28,9 +27,7 @@ class Static(Strategy):
     floor: Share = 0.0
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Fix the distribution from the datasets' sizes."""
         self._weights = lift(softmax(self.init.logits(sizes)), self.floor)
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the distribution fixed by `start`."""
         return self._weights

@@ -28,7 +28,6 @@ class TargetOnly(Strategy):
         targets: Names of the targets; the dev sets of the recipe if empty. Targets without a training dataset of their
             name are ignored, but at least one must have one.
         init: How the drawn datasets share the probability.
-        max_epochs: Most passes over any dataset.
     """
 
     title = "Target only"
@@ -38,24 +37,18 @@ class TargetOnly(Strategy):
     init: InitialField = UNIFORM
 
     def stages(self, recipe: Recipe) -> list[Stage]:
-        """Return one run, with the recipe's dev sets as targets."""
         own = self if self.targets else self._with(targets=list(recipe.dev))
         return [Stage(FINAL, recipe.training.steps, lambda found: own)]
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        """Fix the distribution."""
-        own = np.array([name in self.targets for name in sizes])
-        if not own.any():
-            raise RecipeError(
-                f"no target has a training dataset of its own: the targets are {', '.join(self.targets) or 'none'}, "
-                f"the training datasets {', '.join(sizes)}"
-            )
-        logits = np.where(own, self.init.logits(sizes), -np.inf)
+        own = [name for name in sizes if name in self.targets]
+        if not own:
+            found = f"the targets are {', '.join(self.targets) or 'none'}, the training datasets {', '.join(sizes)}"
+            raise RecipeError(f"no target has a training dataset of its own: {found}")
+        logits = np.where([name in own for name in sizes], self.init.logits(sizes), -np.inf)
         if not np.isfinite(logits).any():
-            drawn = ", ".join(name for name in sizes if name in self.targets)
-            raise RecipeError(f"init: gives a weight of 0 to all datasets that may be drawn: {drawn}")
+            raise RecipeError(f"init: gives a weight of 0 to all datasets that may be drawn: {', '.join(own)}")
         self._weights = softmax(logits)
 
     def weights(self, progress: float = 0.0) -> Vector:
-        """Return the distribution fixed by `start`."""
         return self._weights

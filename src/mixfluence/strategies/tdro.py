@@ -48,7 +48,6 @@ class TDRO(GroupDRO):
         return float(np.maximum(losses / known, 0.0).mean())
 
     def scale(self, scores: Vector) -> float:
-        """Return the norm of the scores."""
         return float(np.linalg.norm(scores)) or 1.0
 
     def outcome(self) -> Vector:
