@@ -150,7 +150,7 @@ def test_a_run_that_could_not_start_leaves_the_folder_free(recipe_path: Path) ->
 def test_a_taken_folder_is_refused(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path)
     run(recipe)
-    with pytest.raises(RecipeError, match="holds a run already"):
+    with pytest.raises(RecipeError, match="already holds a run"):
         run(recipe)
     with pytest.raises(RecipeError, match="finished, nothing to resume"):
         run(recipe, resume=True)

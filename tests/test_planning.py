@@ -23,7 +23,7 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mixfluence.cli.plan_view import plan_view
+from mixfluence.cli.plan import plan_view
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Probe
@@ -148,7 +148,7 @@ def test_updates_of_several_processes_by_hand(
     assert plan.stages[0].update_cost == pytest.approx(update_cost)
     assert plan.stages[0].updates == alone.stages[0].updates
     assert plan.cost == pytest.approx(100 + plan.stages[0].updates * update_cost)
-    # The host exchanges gradients by a copy of them.
+    # Processes exchange a copy of the gradients.
     assert (plan.sampler_memory, plan.memory) == (alone.sampler_memory, alone.memory + 1)
 
 
@@ -180,10 +180,8 @@ def test_a_plan_says_on_how_many_processes_it_is(tmp_path: Path) -> None:
     assert (together.as_json()["processes"], alone.as_json()["processes"]) == (8, 1)
 
 
-def test_processes_that_cannot_be_planned_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="processes: must be at least 1"):
-        planned(tmp_path, processes=0)
-    with pytest.raises(RecipeError, match="measured on one process, and the plan is for 2"):
+def test_several_processes_cannot_be_calibrated(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="calibrate"):
         calibrated(planned(tmp_path, processes=2), recipe_of(tmp_path), 5)
 
 
@@ -300,9 +298,9 @@ def test_what_only_the_run_will_know_is_said(tmp_path: Path, strategy: str, told
 
 
 def test_sizes_must_be_of_datasets(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"size of 'dev\.xx': the recipe has no such dataset; did you mean 'dev\.x'"):
+    with pytest.raises(RecipeError, match=r"'dev\.xx'.*'dev\.x'"):
         planned(tmp_path, sizes={"dev.xx": 3})
-    with pytest.raises(RecipeError, match="size of 'a'"):
+    with pytest.raises(RecipeError, match="'a'"):
         planned(tmp_path, sizes={"a": 0})
 
 
@@ -342,8 +340,8 @@ def test_parameters_are_counted_without_loading_them(tiny_bert_folder: Path, tmp
     assert count_parameters(ModelSection(name=str(tmp_path))) is None
 
 
-def test_the_room_loads_without_torch() -> None:
-    code = "import sys, mixfluence.cli.plan_view, mixfluence.planning; print('torch' in sys.modules)"
+def test_planning_loads_without_torch() -> None:
+    code = "import sys, mixfluence.cli.plan, mixfluence.planning; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

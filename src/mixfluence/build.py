@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from inspect import signature
+from importlib.util import find_spec
+from inspect import formatannotation, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
 from torch import nn
@@ -22,8 +24,8 @@ from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
-from mixfluence.recipe_yaml import fit_types
-from mixfluence.runs import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
+from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.group_dro import group_losses
 from mixfluence.training.losses import LOSSES
@@ -43,7 +45,7 @@ class Pool:
         sources: For each of them, the training set of the recipe whose prompts it has.
         dev: The dev rows that guide sampling.
         selection: The dev tasks that select a checkpoint.
-        found: The probability of each, if a clustering or an earlier stage has found one.
+        found: The probabilities that a clustering or an earlier stage has found.
     """
 
     mixture: Mixture
@@ -74,14 +76,7 @@ def build_model(section: ModelSection) -> SentenceTransformer:
 
 
 def build_trainer(recipe: Recipe, stage: Stage, pool: Pool, callbacks: list[TrainerCallback]) -> MixtureTrainer:
-    """Build the trainer of a stage.
-
-    Args:
-        recipe: The recipe of the whole run.
-        stage: Which stage of it.
-        pool: What to sample from.
-        callbacks: Further callbacks of the trainer.
-    """
+    """Build the trainer of a stage of a recipe."""
     own = stage_recipe(recipe, stage)
     model = build_model(own.model)
     strategy = stage.strategy(pool.found)
@@ -145,13 +140,7 @@ def check_training_arguments(recipe: Recipe) -> None:
 def training_arguments(
     recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
 ) -> SentenceTransformerTrainingArguments:
-    """Translate a recipe into the arguments of the trainer.
-
-    Args:
-        recipe: The recipe of the stage.
-        model: Gives the device and the default prompts.
-        sources: For each dataset of the mixture, the training set of the recipe whose prompts it has.
-    """
+    """Translate the recipe of a stage into the arguments of the trainer; `sources` is that of its `Pool`."""
     own = _own_arguments(recipe, model.device, _prompts(recipe, model, sources))
     return SentenceTransformerTrainingArguments(**own | _trainer_args(recipe))
 
@@ -163,7 +152,7 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
     if save_every is None and training.steps > SAVE_EVERY:
         save_every = SAVE_EVERY
     return {
-        "output_dir": str(recipe.output / "checkpoints"),
+        "output_dir": str(recipe.output / CHECKPOINTS_FOLDER),
         "seed": recipe.seed,
         "max_steps": training.steps,
         "per_device_train_batch_size": training.batch_size,
@@ -193,16 +182,28 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
 
 
 def _trainer_args(recipe: Recipe) -> dict[str, Any]:
-    """Return `training.trainer_args`, which must exist and not be set by keys of the recipe."""
-    known = signature(SentenceTransformerTrainingArguments).parameters
+    """Return `training.trainer_args` with values converted to the annotated types, such as '2' to 2."""
+    types = get_type_hints(SentenceTransformerTrainingArguments)
+    known = set(signature(SentenceTransformerTrainingArguments).parameters)
     own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
-    for name in recipe.training.trainer_args:
+    converted = {}
+    for name, value in recipe.training.trainer_args.items():
         if name not in known or name in own:
-            near = get_close_matches(name, set(known) - own, n=1)
+            near = get_close_matches(name, known - own, n=1)
             reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
-    return fit_types(recipe.training.trainer_args, SentenceTransformerTrainingArguments)
+        expected: TypeAdapter[Any] = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
+        try:
+            converted[name] = expected.validate_python(value)
+        except ValidationError as error:
+            wanted = formatannotation(types[name]).replace(" | ", " or ")
+            raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
+    if converted.get("neftune_noise_alpha") is not None:
+        raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
+    if converted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
+        raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
+    return converted
 
 
 def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The command line: one verb a file, with heavy imports inside the verbs so that `--help` is fast."""
+"""The command line. Heavy packages are imported inside the verbs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mixfluence.cli.compare import compare
 from mixfluence.cli.demo import demo
-from mixfluence.cli.evaluate import evaluate
 from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
-from mixfluence.cli.report import report
+from mixfluence.cli.runs import compare, evaluate, report, status, weights
 from mixfluence.cli.signals import leave
-from mixfluence.cli.status import status
 from mixfluence.cli.sweep import sweep
 from mixfluence.cli.terminal import note, print_line
 from mixfluence.cli.train import train
-from mixfluence.cli.weights import weights
 from mixfluence.errors import MixfluenceError
 
 FAILED, BAD_INPUT = 1, 2
@@ -67,9 +63,9 @@ def main() -> None:
 
 
 def _end(code: int, message: str | None = None) -> NoReturn:
-    """End the program; a process of a group at once, because the group's threads would abort a slower exit."""
     if message:
         note(f"error: {message}", "red")
     if os.environ.get("WORLD_SIZE", "1") != "1":
+        # The threads of a process group would abort a slower exit.
         leave(code)
     sys.exit(code)

@@ -70,11 +70,7 @@ def check(
 
 
 def check_folder(folder: Path) -> int:
-    """Print a line for every recipe of a folder, without checking their data, and return their number.
-
-    Raises:
-        RecipeError: Naming the first wrong recipe, before anything is printed.
-    """
+    """Print a line for every recipe of a folder, without checking their data, and return their number."""
     from mixfluence.recipe_yaml import load_recipe
 
     recipes = {path.stem: load_recipe(path, files_may_be_missing=True) for path in recipes_in(folder)}

@@ -20,7 +20,7 @@ def train(
     """Train and test a model as described by a recipe."""
     with StopSignals(_leave) as signals:
         try:
-            _train(recipe, overrides or [], resume, signals)
+            _train(recipe, overrides, resume, signals)
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else SIGINT
             if message := _stop_message(number):
@@ -33,7 +33,7 @@ def train(
             _leave(signals.received)
 
 
-def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals) -> None:
+def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: StopSignals) -> None:
     parsed = read_recipe(recipe, overrides)
     prepare(verbose=_first_process())
     from mixfluence.experiment import run
