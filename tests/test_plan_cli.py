@@ -67,6 +67,7 @@ def test_a_recipe_is_planned_for_several_processes(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--sizes", "socode"], "error: --sizes 'socode': expected NAME=ROWS, such as fever=109810"),
+        (["--sizes", "socode=0"], "'socode=0'"),
         (["--sizes", "soco=5"], "'socode'"),
         (["--calibrate", "5"], "no such file or folder"),
     ],

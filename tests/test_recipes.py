@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from mixfluence import recipe_yaml
 from mixfluence.cli import app
-from mixfluence.cli.recipes import check_folder
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.source import FileSource
@@ -62,13 +62,15 @@ def test_all_recipes_are_checked_without_their_data(tmp_path: Path, monkeypatch:
     assert {line.split()[0] for line in lines} == {path.stem for path in SHIPPED}
 
 
-def test_a_wrong_recipe_among_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_recipe_among_others_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "recipes"
     shutil.copytree(RECIPES, folder)
     (folder / "my-wrong-one.yaml").write_text(SMALL.replace("steps:", "stepz:"), encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"my-wrong-one\.yaml:7: training: unknown key 'stepz'"):
-        check_folder(folder)
-    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(recipe_yaml, "RECIPES", folder)
+    result = CliRunner().invoke(app, ["recipes", "check"])
+    assert isinstance(result.exception, RecipeError)
+    assert "my-wrong-one.yaml:7: training: unknown key 'stepz'" in str(result.exception)
+    assert result.stdout == ""
 
 
 def test_a_dataset_has_as_many_rows_in_every_recipe() -> None:

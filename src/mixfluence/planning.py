@@ -306,11 +306,9 @@ def _read_count(name: str, source: Source, halves: bool) -> int:
 
 def _check_sizes(recipe: Recipe, sizes: Mapping[str, int]) -> None:
     known = [*recipe.train, *(DEV + name for name in recipe.dev)]
-    for name, rows in sizes.items():
+    for name in sizes:
         if name not in known:
             raise RecipeError(f"sizes: {unknown_key(name, known)}")
-        if rows < 1:
-            raise RecipeError(f"sizes: {name!r} must have at least 1 row, found {rows}")
 
 
 def _missing(rows: Rows) -> str:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
-from mixfluence.runs import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import RECIPE_FILE
 from mixfluence.schema import error_message, short
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -60,25 +60,20 @@ def find_recipe(name: str) -> Path:
     """Return the file that a user means: a path, or the name of a recipe that ships with the package."""
     path = Path(name)
     if path.is_dir():
-        raise RecipeError(_folder_message(path))
+        inside = f"; its recipe is {path / RECIPE_FILE}" if (path / RECIPE_FILE).is_file() else ""
+        raise RecipeError(f"{path}: expected a recipe file, found a folder{inside}")
     if path.exists():
         return path
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.exists() and path.name == name:
         return shipped
-    known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.yaml")))
+    known = ", ".join(recipe.stem for recipe in shipped_recipes())
     raise RecipeError(f"{name}: no such file, and no recipe of that name ships with mixfluence ({known})")
 
 
-def _folder_message(folder: Path) -> str:
-    recipe = folder / RECIPE_FILE
-    if not recipe.is_file():
-        return f"{folder}: expected a recipe file, found a folder without {RECIPE_FILE}"
-    message = f"{folder}: expected a recipe file, found a folder; its recipe is {recipe}"
-    started = (folder / TRACE_FILE).exists() or (folder / STAGES_FOLDER).exists()
-    if started and not (folder / RECORD_FILE).exists():
-        message += f", and 'mixfluence train {recipe} --resume' continues its run"
-    return message
+def shipped_recipes() -> list[Path]:
+    """Return the recipes that ship with the package, by name."""
+    return sorted(RECIPES.glob("*.yaml"), key=lambda path: path.stem)
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missing: bool = False) -> Recipe:

@@ -7,6 +7,7 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Option
 
 from mixfluence.cli.demo import demo
 from mixfluence.cli.plan import plan
@@ -44,7 +45,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Choose, while training, which dataset the next batch comes from."""

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from mixfluence.cli.terminal import errors, note, output, prepare, print_line, read_recipe
 
+Encoder = Literal["wordllama", "minilm"]
 # A transformer needs a smaller learning rate, and on two cores fewer and shorter steps.
 MINILM_CHANGES = [
     *("model.query_length=32", "model.passage_length=96", "selection.every=30"),
@@ -24,12 +25,9 @@ SAMPLERS = {
 
 
 def demo(
-    encoder: Annotated[
-        Literal["wordllama", "minilm"],
-        typer.Option(help="wordllama takes a minute or two, minilm (a transformer) half an hour."),
-    ] = "wordllama",
-    target: Annotated[str, typer.Option(help="The library to adapt to.")] = "scikit-learn",
-    to: Annotated[Path, typer.Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
+    encoder: Annotated[Encoder, Option(help="wordllama takes two minutes, minilm half an hour.")] = "wordllama",
+    target: Annotated[str, Option(help="The library to adapt to.")] = "scikit-learn",
+    to: Annotated[Path, Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
 ) -> None:
     """Adapt an encoder to the documentation of a library on this machine, once with each of four samplers."""
     prepare()

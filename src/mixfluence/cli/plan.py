@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich import filesize
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from mixfluence.cli.terminal import Overrides, RecipeName, output, prepare, print_line, read_recipe
 from mixfluence.display import duration, percent
@@ -25,17 +25,11 @@ def plan(
     overrides: Overrides = None,
     sizes: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=ROWS,...", help="Rows of datasets that are not on this machine; dev.NAME=ROWS for dev sets."
-        ),
+        Option(metavar="NAME=ROWS,...", help="Rows of datasets that are not on this machine; dev.NAME for dev sets."),
     ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Processes that train together, one on each GPU.")
-    ] = 1,
-    calibrate: Annotated[
-        int | None, typer.Option(min=5, metavar="STEPS", help="Train a few steps to estimate the duration.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    processes: Annotated[int, Option(min=1, metavar="N", help="Processes that train together, one per GPU.")] = 1,
+    calibrate: Annotated[int | None, Option(min=5, metavar="STEPS", help="Train a few steps to time them.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Estimate the cost of a run before it starts: epochs, overhead, memory, and likely mistakes."""
     parsed = read_recipe(recipe, overrides, files_may_be_missing=calibrate is None)
@@ -56,7 +50,7 @@ def plan(
 
 def _size(text: str) -> tuple[str, int]:
     name, _, rows = (part.strip() for part in text.rpartition("="))
-    if not name or not rows.isdecimal():
+    if not name or not rows.isdecimal() or int(rows) < 1:
         raise RecipeError(f"--sizes {text!r}: expected NAME=ROWS, such as fever=109810")
     return name, int(rows)
 

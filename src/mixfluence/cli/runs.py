@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from mixfluence.cli.terminal import Measure, OutputFile, errors, output, prepare, print_line, read_recipe, writing
 from mixfluence.errors import DataError, RecipeError
@@ -16,7 +17,7 @@ from mixfluence.errors import DataError, RecipeError
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 # Width of a text file with the terminal's tables.
@@ -31,18 +32,12 @@ def status(run: RunFolder) -> None:
 
 
 def evaluate(
-    systems: Annotated[
-        list[str], typer.Argument(metavar="RUN_OR_MODEL", help="Run folders, model folders, or encoder names.")
-    ],
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe with the test sets and lengths; default: that of the first run.")
-    ] = None,
-    bm25: Annotated[bool, typer.Option("--bm25", help="Add a row for BM25.")] = False,
+    systems: Annotated[list[str], Argument(metavar="RUN_OR_MODEL", help="Runs, model folders or encoder names.")],
+    recipe: Annotated[str | None, Option(help="Recipe with the test sets; default: that of the first run.")] = None,
+    bm25: Annotated[bool, Option("--bm25", help="Add a row for BM25.")] = False,
     measure: Measure = "ndcg@10",
-    to: Annotated[Path | None, typer.Option(help="Write per-query scores into this folder.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, as for train.")
-    ] = None,
+    to: Annotated[Path | None, Option(help="Write per-query scores into this folder.")] = None,
+    overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
 ) -> None:
     """Score runs or models on test sets, per dataset and per query."""
     parsed = _recipe_for(systems, recipe, overrides or [])
@@ -78,17 +73,15 @@ def _recipe_for(systems: list[str], name: str | None, overrides: list[str]) -> R
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of finished runs.")],
     measure: Measure = "ndcg@10",
     between: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Rows to test, by position or by name of a run; default: the two best."),
+        Option(metavar="A B", help="Rows to test, by position or by name of a run; default: the two best."),
     ] = None,
-    test: Annotated[Literal["t", "randomisation"], typer.Option(help="Paired test on per-query scores.")] = "t",
-    bootstrap: Annotated[bool, typer.Option("--bootstrap", help="Add intervals of the differences.")] = False,
-    format_: Annotated[
-        Format | None, typer.Option("--format", help="Default: by the ending of FILE, else terminal.")
-    ] = None,
+    test: Annotated[Literal["t", "randomisation"], Option(help="Paired test on per-query scores.")] = "t",
+    bootstrap: Annotated[bool, Option("--bootstrap", help="Add intervals of the differences.")] = False,
+    format_: Annotated[Format | None, Option("--format", help="Default: by the ending of FILE.")] = None,
     file: OutputFile = None,
 ) -> None:
     """Compare runs: scores, significance tests, cost. Seeds of one recipe share a row."""
@@ -111,11 +104,9 @@ def compare(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, finished or not.")],
-    file: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    figures: Annotated[
-        Path | None, typer.Option(help="Also write the charts into this folder, as SVG and PDF.")
-    ] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Run folders, finished or not.")],
+    file: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, Option(help="Also write the charts into this folder, as SVG and PDF.")] = None,
 ) -> None:
     """Show runs on one page that opens in any browser without a network."""
     from mixfluence.report.figures import all_charts, write_charts
@@ -131,9 +122,7 @@ def report(
 
 def weights(
     run: RunFolder,
-    which: Annotated[
-        Literal["final", "average"], typer.Option(help="The final weights, or their mean over training batches.")
-    ] = "final",
+    which: Annotated[Literal["final", "average"], Option(help="Final weights, or their mean over batches.")] = "final",
     file: OutputFile = None,
 ) -> None:
     """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""

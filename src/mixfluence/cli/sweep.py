@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 import yaml
+from typer import Option
 
 from mixfluence.cli.runs import compare
 from mixfluence.cli.terminal import Overrides, RecipeName, note, prepare, print_line
@@ -19,19 +20,14 @@ FAILED = 1
 def sweep(
     recipe: RecipeName,
     overrides: Overrides = None,
-    strategies: Annotated[
-        str, typer.Option(help="Samplers, such as uniform,proportional,inf-dds; `recipe` is the recipe's own.")
-    ] = "recipe",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each combination.")] = 1,
-    axes: Annotated[
-        list[str] | None,
-        typer.Option("--axis", metavar="KEY=VALUE,VALUE", help="A key of the recipe and the values it takes."),
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each run.")] = 1,
-    folder: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder of all runs.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with their cost; start none.")] = False,
-    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep models of finished runs.")] = False,
+    strategies: Annotated[str, Option(help="Such as uniform,inf-dds; `recipe` is the recipe's own.")] = "recipe",
+    seeds: Annotated[int, Option(min=1, help="Runs of each combination.")] = 1,
+    axes: Annotated[list[str] | None, Option("--axis", metavar="KEY=VALUE,VALUE", help="Values of a key.")] = None,
+    processes: Annotated[int, Option(min=1, help="Runs at the same time.")] = 1,
+    gpus: Annotated[int, Option(min=1, help="GPUs of each run.")] = 1,
+    folder: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Folder of all runs.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs with their cost; start none.")] = False,
+    keep_models: Annotated[bool, Option("--keep-models", help="Keep models of finished runs.")] = False,
 ) -> None:
     """Train every combination of strategies, values and seeds, then compare. The same command continues a sweep."""
     from mixfluence.sweep import build_jobs, describe_jobs, run_jobs

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from mixfluence.errors import RecipeError
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 output = Console()
 errors = Console(stderr=True)
 
-RecipeName = Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with mixfluence.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as training.steps=100.")
-]
-Measure = Annotated[Literal["ndcg@10", "mrr@10", "recall@100", "map@100"], typer.Option(help="Measure to show.")]
-OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
+RecipeName = Annotated[str, Argument(help="A recipe file, or the name of one that ships with mixfluence.")]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Changes, such as training.steps=100.")]
+Measure = Annotated[Literal["ndcg@10", "mrr@10", "recall@100", "map@100"], Option(help="Measure to show.")]
+OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
 
 
 class _Notes(logging.Handler):

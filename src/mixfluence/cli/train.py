@@ -7,6 +7,7 @@ from signal import SIGINT
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Option
 
 from mixfluence.cli.signals import StopSignals, leave
 from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, prepare, print_line, read_recipe
@@ -15,7 +16,7 @@ from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, prepa
 def train(
     recipe: RecipeName,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
 ) -> None:
     """Train and test a model as described by a recipe."""
     with StopSignals(_leave) as signals:
