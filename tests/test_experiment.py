@@ -1,6 +1,6 @@
 """Whole runs, from files to numbers, on tiny data.
 
-- A run folder holds what the others rooms read, and its model loads in plain sentence-transformers.
+- A run folder holds the files that reports read, and its model loads in plain sentence-transformers.
 - A run stopped half-way and resumed ends as the uninterrupted one; a finished or foreign folder is refused.
 - Rows that ask a test query are dropped and listed, or the run is refused, as the recipe says.
 - The halves of a dev set are disjoint and complete, for rows and retrieval sets alike.

@@ -4,7 +4,7 @@
 - Epochs under the first weights, schedules and limits.
 - On several processes: larger batches, probes that are shared out, gradients that are not.
 - Each warning comes on a recipe made for it, and none on a sound one.
-- Without data, a plan tells what it can and says what it cannot.
+- Without data, a plan says what is known and what is not.
 - What is planned agrees with what real tiny runs count.
 """
 
@@ -75,7 +75,7 @@ def shown(plan: Plan) -> str:
         ("name: static", 100, 0),
         ("name: cooldown", 100, 0),
         ("name: target-only, init: uniform", 100, 0),
-        # 3 x 2 steps, and 4 looks at 1.5 batches, a third of a step each.
+        # 3 x 2 steps, and 4 dev evaluations of 1.5 batches, a third of a step each.
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 100 + 9 * (6 + 2), 3),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, subset: 2", 100 + 9 * (4 + 1.5), 3),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, reptile: relative", 100 + 9 * 8, 4),
@@ -91,7 +91,7 @@ def shown(plan: Plan) -> str:
         ("name: doremi", 100 + 400 / 3 + 100, 1),
         ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 40 + 100, 1),
         ("name: tdro", 100 + 400 / 3 + 100, 1),
-        # Sweeps from 10, 30, 50 and 70 with four looks, and one from 90 whose last would come at 102.
+        # Sweeps from 10, 30, 50 and 70 with four dev evaluations, and one from 90 whose last would come at 102.
         (
             "name: aioli, update_every: 20, warmup_steps: 10, freeze_below: 0.0, probe: {dev_batch_size: 64}",
             100 + 19 * 0.5,
@@ -126,10 +126,10 @@ def test_the_cost_model_gives_the_known_overheads_of_the_paper_s_settings() -> N
 @pytest.mark.parametrize(
     ("strategy", "processes", "update_cost"),
     [
-        # Of three datasets one process has two: 2 x 2 steps, and 3 looks.
+        # Of three datasets one process has two: 2 x 2 steps, and 3 dev evaluations.
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 2, 4 + 1.5),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 3, 2 + 1),
-        # More processes than datasets: the others only look before.
+        # More processes than datasets: the others only evaluate dev once.
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 8, 2 + 1),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, subset: 2", 2, 2 + 1),
         # A process probes by itself, so that its batches are as they were.
@@ -262,7 +262,7 @@ def test_halves_leave_half_of_a_given_dev_set(tmp_path: Path) -> None:
     assert plan.guides == {"x": 16, "y": 500}
 
 
-def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
+def test_without_data_a_plan_lists_what_is_unknown(tmp_path: Path) -> None:
     plan = planned(tmp_path, f"strategy={{name: inf-dds, init: uniform, {EVERY_TEN}}}", sizes={})
     assert [(dataset.rows, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
     assert [dataset.share for dataset in plan.datasets] == pytest.approx([1 / 3] * 3)
@@ -280,7 +280,7 @@ def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "told"),
+    ("strategy", "unknown"),
     [
         ("name: replay, run: nowhere", "the weights that it starts from: nowhere: has no trace.jsonl"),
         ("name: inf-dds, init: {file: nowhere.json}", "the weights that it starts from: nowhere.json"),
@@ -289,9 +289,9 @@ def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
         ("name: doge", "how often each dataset is drawn in the final stage"),
     ],
 )
-def test_what_only_the_run_will_know_is_said(tmp_path: Path, strategy: str, told: str) -> None:
+def test_what_only_the_run_will_know_is_listed(tmp_path: Path, strategy: str, unknown: str) -> None:
     plan = planned(tmp_path, f"strategy={{{strategy}}}")
-    assert plan.unknown[0].startswith(told)
+    assert plan.unknown[0].startswith(unknown)
     assert plan.cost >= 100
     if "doge" not in strategy:
         assert [dataset.share for dataset in plan.datasets] == [None] * 3
@@ -350,7 +350,7 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
     assert all(text.count(name) >= 2 for name in names)
 
 
-def test_the_pace_is_told_apart_from_updates() -> None:
+def test_the_pace_excludes_updates() -> None:
     lines: list[dict[str, Any]] = [
         {"step": 0, "seconds": 0.0},
         {"step": 1, "seconds": 9.0},
@@ -393,9 +393,9 @@ def test_a_real_run_measures_as_often_as_planned(recipe_path: Path, strategy: st
         dataset.name: dataset.rows for dataset in plan.datasets
     }
     if "inf-dds" in strategy:
-        # Dev costs 3 looks of 20 rows; what else an update costs are steps, which were counted.
-        looks = plan.stages[0].updates * 3 * 20 / 8 / 3
-        assert steps[-1] == pytest.approx(plan.cost - looks)
+        # Dev costs 3 evaluations of 20 rows; what else an update costs are steps, which were counted.
+        dev = plan.stages[0].updates * 3 * 20 / 8 / 3
+        assert steps[-1] == pytest.approx(plan.cost - dev)
 
 
 def count_steps(recipe_path: Path, changes: list[str]) -> None:
@@ -414,10 +414,10 @@ def test_two_real_processes_do_what_is_planned_for_two(recipe_path: Path) -> Non
     plan = plan_run(load_recipe(recipe_path, changes), processes=2)
     start_processes(count_steps, recipe_path, changes)
     record = json.loads((recipe_path.parent / "run" / "record.json").read_text(encoding="utf-8"))
-    # The process that has two of the three datasets takes 3 looks of 20 rows; what else an update costs are steps.
-    looks = plan.stages[0].updates * 3 * 20 / 16 / 3
+    # The process with two of the three datasets evaluates 20 dev rows 3 times; the rest of an update are steps.
+    dev = plan.stages[0].updates * 3 * 20 / 16 / 3
     steps = [int((recipe_path.parent / f"steps-{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
-    assert max(steps) == pytest.approx(plan.cost - looks)
+    assert max(steps) == pytest.approx(plan.cost - dev)
     assert min(steps) < max(steps)
     assert record["probing"]["rounds"] == plan.stages[0].updates
     for dataset in plan.datasets:

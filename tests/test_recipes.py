@@ -90,8 +90,8 @@ def test_shipped_recipes_are_valid_and_explain_themselves(path: Path, tmp_path: 
     recipe = load_recipe(path, files_may_be_missing=True)
     assert recipe.name == path.stem
     header = path.read_text(encoding="utf-8")
-    told = [line[2:].partition(":")[0] for line in header.splitlines() if line.startswith("# ")]
-    assert [word for word in told if word in HEADER] == list(HEADER)
+    written = [line[2:].partition(":")[0] for line in header.splitlines() if line.startswith("# ")]
+    assert [word for word in written if word in HEADER] == list(HEADER)
     again = load_recipe(write(tmp_path, dump_recipe(recipe)), files_may_be_missing=True)
     assert again == recipe
 

@@ -17,7 +17,7 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 from transformers import ProgressCallback, TrainerCallback
 
-from mixfluence.data.mixture import Mixture
+from mixfluence.data.mixture import Mixture, Overlap
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
@@ -36,22 +36,26 @@ from mixfluence.training.trainer import MixtureTrainer
 SAVE_EVERY = 500
 
 
-@dataclass
-class Pool:
-    """What a stage samples from, and what guides it.
+@dataclass(frozen=True)
+class Data:
+    """The data of a run.
 
     Attributes:
-        mixture: Datasets, or clusters of their rows.
+        train: The training sets, or clusters of their rows, without rows that contain a test query.
         sources: For each of them, the training set of the recipe whose prompts it has.
         dev: The dev rows that guide sampling.
         selection: The dev tasks that select a checkpoint.
+        test: The test tasks.
+        overlaps: The rows that were dropped.
         found: The probabilities that a clustering or an earlier stage has found.
     """
 
-    mixture: Mixture
+    train: Mixture
     sources: Mapping[str, str]
     dev: Mapping[str, RowSet]
-    selection: list[RetrievalSet] = field(default_factory=list)
+    selection: list[RetrievalSet]
+    test: Mapping[str, RetrievalSet]
+    overlaps: list[Overlap]
     found: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -75,23 +79,23 @@ def build_model(section: ModelSection) -> SentenceTransformer:
     return load_encoder(**section.model_dump())
 
 
-def build_trainer(recipe: Recipe, stage: Stage, pool: Pool, callbacks: list[TrainerCallback]) -> MixtureTrainer:
+def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback]) -> MixtureTrainer:
     """Build the trainer of a stage of a recipe."""
     own = stage_recipe(recipe, stage)
     model = build_model(own.model)
-    strategy = stage.strategy(pool.found)
-    args = training_arguments(own, model, pool.sources)
+    strategy = stage.strategy(data.found)
+    args = training_arguments(own, model, data.sources)
     if stage.against:
         # Clipping a batch of one dataset would undo the weight of its loss.
         args.max_grad_norm = 0.0
-    select = own.selection and DevEvaluator(pool.selection, batch_size=own.evaluation.batch_size)
+    select = own.selection and DevEvaluator(data.selection, batch_size=own.evaluation.batch_size)
     trainer = MixtureTrainer(
         model=model,
         args=args,
-        train_dataset=pool.mixture,
-        dev_dataset=pool.dev,
+        train_dataset=data.train,
+        dev_dataset=data.dev,
         strategy=strategy,
-        loss=_build_loss(recipe, stage, strategy, model, args, list(pool.mixture)),
+        loss=_build_loss(recipe, stage, strategy, model, args, list(data.train)),
         num_negatives=own.training.hard_negatives,
         packing=own.training.packing,
         compiled=own.training.compiled,
@@ -140,7 +144,7 @@ def check_training_arguments(recipe: Recipe) -> None:
 def training_arguments(
     recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
 ) -> SentenceTransformerTrainingArguments:
-    """Translate the recipe of a stage into the arguments of the trainer; `sources` is that of its `Pool`."""
+    """Translate the recipe of a stage into the arguments of the trainer; `sources` is that of its `Data`."""
     own = _own_arguments(recipe, model.device, _prompts(recipe, model, sources))
     return SentenceTransformerTrainingArguments(**own | _trainer_args(recipe))
 

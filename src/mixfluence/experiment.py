@@ -20,11 +20,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import Pool, build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import Data, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
-from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
@@ -39,25 +38,6 @@ from mixfluence.training.checkpoints import LATEST, step_of, writing
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data of a run.
-
-    Attributes:
-        train: The training sets, without rows that contain a test query.
-        dev: The dev rows that guide sampling.
-        selection: The dev tasks that select a checkpoint.
-        test: The test tasks.
-        overlaps: The rows that were dropped.
-    """
-
-    train: Mixture
-    dev: Mapping[str, RowSet]
-    selection: list[RetrievalSet]
-    test: Mapping[str, RetrievalSet]
-    overlaps: list[Overlap]
 
 
 @dataclass(frozen=True)
@@ -99,10 +79,10 @@ def run(
     for stage in searches:
         if not (resume and (stage_folder(folder, stage.name) / runs.RECORD_FILE).exists()):
             logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-            _record_stage(stage, _train(recipe, stage, pool, data, callbacks or [], resume=resume), folder)
+            _record_stage(stage, _train(recipe, stage, pool, callbacks or [], resume=resume), folder)
         records[stage.name] = _read_stage(stage_folder(folder, stage.name))
         pool = replace(pool, found=records[stage.name]["found"])
-    trained = _train(recipe, final, pool, data, callbacks or [], resume=resume)
+    trained = _train(recipe, final, pool, callbacks or [], resume=resume)
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
@@ -134,7 +114,7 @@ def read_data(recipe: Recipe) -> Data:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
             selection = [selecting_half(task) for task in selection]
         selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
-    return Data(train, dev, selection, test, overlaps)
+    return Data(train, {name: name for name in train}, dev, selection, test, overlaps)
 
 
 def evaluate_tasks(
@@ -184,27 +164,24 @@ def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
 
 def _divide(
     recipe: Recipe, data: Data, watch: runs.Stopwatch
-) -> tuple[Pool, Callable[[Mapping[str, float]], dict[str, float]]]:
-    """Return what to sample from, and a function from its probabilities to shares of the datasets."""
+) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
+    """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
     strategy = recipe.strategy
-    pool = Pool(data.train, {name: name for name in data.train}, data.dev, data.selection)
     if not strategy.clusters:
-        return pool, dict
+        return data, dict
     processes = PartialState()
     with watch("cluster"), processes.main_process_first():
         least_rows = recipe.training.batch_size * processes.num_processes
         found = strategy.divide(data.train, data.dev, least_rows=least_rows, seed=recipe.seed)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
-    return replace(pool, mixture=found.mixture, sources=sources, found=found.weights), found.shares
+    return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
 
 
-def _train(
-    recipe: Recipe, stage: Stage, pool: Pool, data: Data, callbacks: list[TrainerCallback], *, resume: bool
-) -> Trained:
+def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback], *, resume: bool) -> Trained:
     """Train a stage to its end and save its model."""
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
-    trainer = build_trainer(recipe, stage, pool, callbacks)
+    trainer = build_trainer(recipe, stage, data, callbacks)
     with watch("tokenise"):
         _ = trainer.tokenised
     if trainer.is_world_process_zero():

@@ -42,8 +42,6 @@ STRATEGY_WORDS = {
 PYTHON = (sys.executable, "-P")
 TRAIN = (*PYTHON, "-c", "from mixfluence.cli import main; main()", "train")
 TORCHRUN = (*PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python")
-# Progress bars would only fill the log.
-QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 # Processes that share the CPU would otherwise compete for every core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # The cause of a failure in a log: our own message, else the first exception (later ones follow from it; torch
@@ -159,7 +157,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     waiting = [job for job in jobs if job.state() is not State.FINISHED]
     _check(waiting, processes, gpus)
     logger.info("%d runs to do, %d already finished", len(waiting), len(jobs) - len(waiting))
-    environment = QUIET | (ONE_THREAD if processes > 1 else {}) | os.environ
+    environment = (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
     with TemporaryDirectory(prefix="mixfluence-") as folder, _signals_interrupt():
