@@ -24,11 +24,12 @@ from sentence_transformers import SentenceTransformer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mixfluence.cli.plan import plan_view
+from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Probe
 from mixfluence.plan import Plan, relative_rate
-from mixfluence.planning import calibrated, count_parameters, pace, plan_run
+from mixfluence.planning import PACKAGED, calibrated, count_parameters, pace, plan_run
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import RECIPES, load_recipe
 from tests.test_experiment import recipe_path
@@ -333,6 +334,8 @@ def test_the_learning_rate_goes_up_and_down_in_a_line() -> None:
 def test_parameters_are_counted_without_loading_them(tiny_bert_folder: Path, tmp_path: Path) -> None:
     model = SentenceTransformer(str(tiny_bert_folder), device="cpu")
     assert count_parameters(ModelSection(name=str(tiny_bert_folder))) == sum(p.numel() for p in model.parameters())
+    for name in PACKAGED:
+        assert count_parameters(ModelSection(name=name)) == sum(p.numel() for p in load_encoder(name).parameters())
     assert count_parameters(ModelSection(name=str(tmp_path))) is None
     (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00no json!")
     assert count_parameters(ModelSection(name=str(tmp_path))) is None

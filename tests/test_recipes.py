@@ -24,6 +24,7 @@ from mixfluence.data.beir import BeirSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.source import FileSource
 from mixfluence.errors import RecipeError
+from mixfluence.policy import Temperature
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
 from mixfluence.strategies import Static
 
@@ -151,13 +152,13 @@ def test_true_is_a_truth_value(tmp_path: Path, written: str) -> None:
 def test_initial_distributions(tmp_path: Path, init: str, temperature: float) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), [f"strategy.init={init}"])
     assert isinstance(recipe.strategy, Static)
-    assert recipe.strategy.init.temperature == temperature
+    assert recipe.strategy.init == Temperature(temperature)
 
 
 def test_an_override_may_spell_out_what_a_word_stood_for(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), ["strategy.init=uniform", "strategy.init.temperature=5"])
     assert isinstance(recipe.strategy, Static)
-    assert recipe.strategy.init.temperature == 5
+    assert recipe.strategy.init == Temperature(5.0)
 
 
 def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:

