@@ -15,7 +15,7 @@ from mixfluence.cli.recipes import app as recipes
 from mixfluence.cli.runs import compare, evaluate, report, status, weights
 from mixfluence.cli.signals import leave
 from mixfluence.cli.sweep import sweep
-from mixfluence.cli.terminal import note, print_line
+from mixfluence.cli.terminal import note, print_line, silence_libraries
 from mixfluence.cli.train import train
 from mixfluence.errors import MixfluenceError
 
@@ -53,6 +53,7 @@ def options(
 
 def main() -> None:
     """Run the command line; errors of the user or the disk end with one message instead of a traceback."""
+    silence_libraries()
     try:
         app()
     except MixfluenceError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from mixfluence.cli.terminal import errors, note, output, prepare, print_line, read_recipe
+from mixfluence.cli.terminal import errors, note, output, print_line, read_recipe, show_log
 
 Encoder = Literal["wordllama", "minilm"]
 # A transformer needs a smaller learning rate, and on two cores fewer and shorter steps.
@@ -30,7 +30,7 @@ def demo(
     to: Annotated[Path, Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
 ) -> None:
     """Adapt an encoder to the documentation of a library on this machine, once with each of four samplers."""
-    prepare()
+    show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.data.weights import read_weights

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from mixfluence.cli.terminal import Overrides, RecipeName, output, prepare, print_line, read_recipe
+from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
 from mixfluence.display import duration, percent
 from mixfluence.errors import RecipeError
 
@@ -34,7 +34,7 @@ def plan(
     """Estimate the cost of a run before it starts: epochs, overhead, memory, and likely mistakes."""
     parsed = read_recipe(recipe, overrides, files_may_be_missing=calibrate is None)
     given = dict(map(_size, (part for text in sizes or [] for part in text.split(","))))
-    prepare(verbose=False)
+    show_log(verbose=False)
     from mixfluence.planning import calibrated, plan_run
 
     planned = plan_run(parsed, given, processes=processes)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from mixfluence.cli.terminal import Measure, OutputFile, errors, output, prepare, print_line, read_recipe, writing
+from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
 from mixfluence.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def evaluate(
 ) -> None:
     """Score runs or models on test sets, per dataset and per query."""
     parsed = _recipe_for(systems, recipe, overrides or [])
-    prepare()
+    show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.experiment import evaluate_bm25, evaluate_tasks

@@ -11,7 +11,7 @@ import yaml
 from typer import Option
 
 from mixfluence.cli.runs import compare
-from mixfluence.cli.terminal import Overrides, RecipeName, note, prepare, print_line
+from mixfluence.cli.terminal import Overrides, RecipeName, note, print_line, show_log
 from mixfluence.errors import RecipeError
 
 FAILED = 1
@@ -35,7 +35,7 @@ def sweep(
     words = [word.strip() for word in strategies.split(",")]
     values = dict(map(parse_axis, axes or []))
     jobs = build_jobs(recipe, overrides or [], strategies=words, axes=values, seeds=seeds, output=folder)
-    prepare(verbose=not dry_run)
+    show_log(verbose=not dry_run)
     if dry_run:
         for line in describe_jobs(jobs, gpus):
             print_line(line)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 output = Console()
 errors = Console(stderr=True)
-# Read by the libraries when they are imported.
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -47,10 +46,14 @@ def note(text: str, style: str = "dim") -> None:
     errors.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def prepare(verbose: bool = True) -> None:
-    """Show the log of mixfluence and silence that of the libraries; call it before they are imported."""
+def silence_libraries() -> None:
+    """Turn off the log and the progress bars of libraries that are not imported yet."""
     for name, value in (QUIET | ({} if errors.is_terminal else {"TQDM_DISABLE": "1"})).items():
         os.environ.setdefault(name, value)
+
+
+def show_log(verbose: bool = True) -> None:
+    """Print the log of mixfluence to standard error."""
     ours = logging.getLogger("mixfluence")
     ours.setLevel(logging.INFO if verbose else logging.WARNING)
     ours.handlers = [_Notes()]

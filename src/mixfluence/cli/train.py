@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from mixfluence.cli.signals import StopSignals, leave
-from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, prepare, print_line, read_recipe
+from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, print_line, read_recipe, show_log
 
 
 def train(
@@ -36,7 +36,7 @@ def train(
 
 def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: StopSignals) -> None:
     parsed = read_recipe(recipe, overrides)
-    prepare(verbose=_first_process())
+    show_log(verbose=_first_process())
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
     from mixfluence.training.display import ProgressDisplay
