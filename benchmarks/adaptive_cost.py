@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 from statistics import fmean
 
-from mixfluence.planning.costs import probe_round
 from sides import SIDE_OPTIONS, Side, add_side_options
+
+from mixfluence.influence import Probe
 
 EVERY, INNER_STEPS, DEV_ROWS = 50, 3, 256
 
@@ -42,7 +43,8 @@ def main() -> None:
 
 def _compare(run: Side, stock: Side, static: Side, datasets: int, targets: int, options: argparse.Namespace) -> None:
     measured = fmean(run.facts["updates"][1:])
-    model = probe_round(datasets, 1.0, INNER_STEPS, targets * DEV_ROWS / options.batch) / run.steps_per_second
+    dev_batches = targets * DEV_ROWS / options.batch
+    model = Probe().round_cost(datasets, 1.0, INNER_STEPS, dev_batches, processes=1) / run.steps_per_second
     rounds = options.run_steps // EVERY
 
     def seconds(side: Side, per_round: float) -> float:

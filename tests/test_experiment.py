@@ -1,6 +1,6 @@
 """Whole runs, from files to numbers, on tiny data.
 
-- A run folder holds what the others rooms read, and its model loads in plain sentence-transformers.
+- A run folder holds the files that reports read, and its model loads in plain sentence-transformers.
 - A run stopped half-way and resumed ends as the uninterrupted one; a finished or foreign folder is refused.
 - Rows that ask a test query are dropped and listed, or the run is refused, as the recipe says.
 - The halves of a dev set are disjoint and complete, for rows and retrieval sets alike.
@@ -150,7 +150,7 @@ def test_a_run_that_could_not_start_leaves_the_folder_free(recipe_path: Path) ->
 def test_a_taken_folder_is_refused(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path)
     run(recipe)
-    with pytest.raises(RecipeError, match="holds a run already"):
+    with pytest.raises(RecipeError, match="already holds a run"):
         run(recipe)
     with pytest.raises(RecipeError, match="finished, nothing to resume"):
         run(recipe, resume=True)

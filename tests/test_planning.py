@@ -4,7 +4,7 @@
 - Epochs under the first weights, schedules and limits.
 - On several processes: larger batches, probes that are shared out, gradients that are not.
 - Each warning comes on a recipe made for it, and none on a sound one.
-- Without data, a plan tells what it can and says what it cannot.
+- Without data, a plan says what is known and what is not.
 - What is planned agrees with what real tiny runs count.
 """
 
@@ -23,12 +23,13 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mixfluence.cli.plan_view import plan_view
+from mixfluence.cli.plan import plan_view
+from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Probe
 from mixfluence.plan import Plan, relative_rate
-from mixfluence.planning import calibrated, count_parameters, pace, plan_run
+from mixfluence.planning import PACKAGED, calibrated, count_parameters, pace, plan_run
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import RECIPES, load_recipe
 from tests.test_experiment import recipe_path
@@ -75,7 +76,7 @@ def shown(plan: Plan) -> str:
         ("name: static", 100, 0),
         ("name: cooldown", 100, 0),
         ("name: target-only, init: uniform", 100, 0),
-        # 3 x 2 steps, and 4 looks at 1.5 batches, a third of a step each.
+        # 3 x 2 steps, and 4 dev evaluations of 1.5 batches, a third of a step each.
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 100 + 9 * (6 + 2), 3),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, subset: 2", 100 + 9 * (4 + 1.5), 3),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, reptile: relative", 100 + 9 * 8, 4),
@@ -91,7 +92,7 @@ def shown(plan: Plan) -> str:
         ("name: doremi", 100 + 400 / 3 + 100, 1),
         ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 40 + 100, 1),
         ("name: tdro", 100 + 400 / 3 + 100, 1),
-        # Sweeps from 10, 30, 50 and 70 with four looks, and one from 90 whose last would come at 102.
+        # Sweeps from 10, 30, 50 and 70 with four dev evaluations, and one from 90 whose last would come at 102.
         (
             "name: aioli, update_every: 20, warmup_steps: 10, freeze_below: 0.0, probe: {dev_batch_size: 64}",
             100 + 19 * 0.5,
@@ -126,10 +127,10 @@ def test_the_cost_model_gives_the_known_overheads_of_the_paper_s_settings() -> N
 @pytest.mark.parametrize(
     ("strategy", "processes", "update_cost"),
     [
-        # Of three datasets one process has two: 2 x 2 steps, and 3 looks.
+        # Of three datasets one process has two: 2 x 2 steps, and 3 dev evaluations.
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 2, 4 + 1.5),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 3, 2 + 1),
-        # More processes than datasets: the others only look before.
+        # More processes than datasets: the others only evaluate dev once.
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 8, 2 + 1),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, subset: 2", 2, 2 + 1),
         # A process probes by itself, so that its batches are as they were.
@@ -148,7 +149,7 @@ def test_updates_of_several_processes_by_hand(
     assert plan.stages[0].update_cost == pytest.approx(update_cost)
     assert plan.stages[0].updates == alone.stages[0].updates
     assert plan.cost == pytest.approx(100 + plan.stages[0].updates * update_cost)
-    # The host exchanges gradients by a copy of them.
+    # Processes exchange a copy of the gradients.
     assert (plan.sampler_memory, plan.memory) == (alone.sampler_memory, alone.memory + 1)
 
 
@@ -180,10 +181,8 @@ def test_a_plan_says_on_how_many_processes_it_is(tmp_path: Path) -> None:
     assert (together.as_json()["processes"], alone.as_json()["processes"]) == (8, 1)
 
 
-def test_processes_that_cannot_be_planned_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="processes: must be at least 1"):
-        planned(tmp_path, processes=0)
-    with pytest.raises(RecipeError, match="measured on one process, and the plan is for 2"):
+def test_several_processes_cannot_be_calibrated(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="calibrate"):
         calibrated(planned(tmp_path, processes=2), recipe_of(tmp_path), 5)
 
 
@@ -264,7 +263,7 @@ def test_halves_leave_half_of_a_given_dev_set(tmp_path: Path) -> None:
     assert plan.guides == {"x": 16, "y": 500}
 
 
-def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
+def test_without_data_a_plan_lists_what_is_unknown(tmp_path: Path) -> None:
     plan = planned(tmp_path, f"strategy={{name: inf-dds, init: uniform, {EVERY_TEN}}}", sizes={})
     assert [(dataset.rows, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
     assert [dataset.share for dataset in plan.datasets] == pytest.approx([1 / 3] * 3)
@@ -282,7 +281,7 @@ def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "told"),
+    ("strategy", "unknown"),
     [
         ("name: replay, run: nowhere", "the weights that it starts from: nowhere: has no trace.jsonl"),
         ("name: inf-dds, init: {file: nowhere.json}", "the weights that it starts from: nowhere.json"),
@@ -291,19 +290,17 @@ def test_without_data_a_plan_tells_what_it_can(tmp_path: Path) -> None:
         ("name: doge", "how often each dataset is drawn in the final stage"),
     ],
 )
-def test_what_only_the_run_will_know_is_said(tmp_path: Path, strategy: str, told: str) -> None:
+def test_what_only_the_run_will_know_is_listed(tmp_path: Path, strategy: str, unknown: str) -> None:
     plan = planned(tmp_path, f"strategy={{{strategy}}}")
-    assert plan.unknown[0].startswith(told)
+    assert plan.unknown[0].startswith(unknown)
     assert plan.cost >= 100
     if "doge" not in strategy:
         assert [dataset.share for dataset in plan.datasets] == [None] * 3
 
 
 def test_sizes_must_be_of_datasets(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"size of 'dev\.xx': the recipe has no such dataset; did you mean 'dev\.x'"):
+    with pytest.raises(RecipeError, match=r"'dev\.xx'.*'dev\.x'"):
         planned(tmp_path, sizes={"dev.xx": 3})
-    with pytest.raises(RecipeError, match="size of 'a'"):
-        planned(tmp_path, sizes={"a": 0})
 
 
 def test_what_the_run_would_refuse_is_refused(tmp_path: Path) -> None:
@@ -337,13 +334,15 @@ def test_the_learning_rate_goes_up_and_down_in_a_line() -> None:
 def test_parameters_are_counted_without_loading_them(tiny_bert_folder: Path, tmp_path: Path) -> None:
     model = SentenceTransformer(str(tiny_bert_folder), device="cpu")
     assert count_parameters(ModelSection(name=str(tiny_bert_folder))) == sum(p.numel() for p in model.parameters())
+    for name in PACKAGED:
+        assert count_parameters(ModelSection(name=name)) == sum(p.numel() for p in load_encoder(name).parameters())
     assert count_parameters(ModelSection(name=str(tmp_path))) is None
     (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00no json!")
     assert count_parameters(ModelSection(name=str(tmp_path))) is None
 
 
-def test_the_room_loads_without_torch() -> None:
-    code = "import sys, mixfluence.cli.plan_view, mixfluence.planning; print('torch' in sys.modules)"
+def test_planning_loads_without_torch() -> None:
+    code = "import sys, mixfluence.cli.plan, mixfluence.planning; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
@@ -354,7 +353,7 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
     assert all(text.count(name) >= 2 for name in names)
 
 
-def test_the_pace_is_told_apart_from_updates() -> None:
+def test_the_pace_excludes_updates() -> None:
     lines: list[dict[str, Any]] = [
         {"step": 0, "seconds": 0.0},
         {"step": 1, "seconds": 9.0},
@@ -397,9 +396,9 @@ def test_a_real_run_measures_as_often_as_planned(recipe_path: Path, strategy: st
         dataset.name: dataset.rows for dataset in plan.datasets
     }
     if "inf-dds" in strategy:
-        # Dev costs 3 looks of 20 rows; what else an update costs are steps, which were counted.
-        looks = plan.stages[0].updates * 3 * 20 / 8 / 3
-        assert steps[-1] == pytest.approx(plan.cost - looks)
+        # Dev costs 3 evaluations of 20 rows; what else an update costs are steps, which were counted.
+        dev = plan.stages[0].updates * 3 * 20 / 8 / 3
+        assert steps[-1] == pytest.approx(plan.cost - dev)
 
 
 def count_steps(recipe_path: Path, changes: list[str]) -> None:
@@ -418,10 +417,10 @@ def test_two_real_processes_do_what_is_planned_for_two(recipe_path: Path) -> Non
     plan = plan_run(load_recipe(recipe_path, changes), processes=2)
     start_processes(count_steps, recipe_path, changes)
     record = json.loads((recipe_path.parent / "run" / "record.json").read_text(encoding="utf-8"))
-    # The process that has two of the three datasets takes 3 looks of 20 rows; what else an update costs are steps.
-    looks = plan.stages[0].updates * 3 * 20 / 16 / 3
+    # The process with two of the three datasets evaluates 20 dev rows 3 times; the rest of an update are steps.
+    dev = plan.stages[0].updates * 3 * 20 / 16 / 3
     steps = [int((recipe_path.parent / f"steps-{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
-    assert max(steps) == pytest.approx(plan.cost - looks)
+    assert max(steps) == pytest.approx(plan.cost - dev)
     assert min(steps) < max(steps)
     assert record["probing"]["rounds"] == plan.stages[0].updates
     for dataset in plan.datasets:

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from inspect import signature
+from importlib.util import find_spec
+from inspect import formatannotation, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
 from torch import nn
 from transformers import ProgressCallback, TrainerCallback
 
-from mixfluence.data.mixture import Mixture
+from mixfluence.data.mixture import Mixture, Overlap
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
-from mixfluence.recipe_yaml import fit_types
-from mixfluence.runs import MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
+from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.losses import LOSSES, group_losses
 from mixfluence.training.preflight import check_environment, dry_run
@@ -33,22 +35,26 @@ from mixfluence.training.trainer import MixtureTrainer
 SAVE_EVERY = 500
 
 
-@dataclass
-class Pool:
-    """What a stage samples from, and what guides it.
+@dataclass(frozen=True)
+class Data:
+    """The data of a run.
 
     Attributes:
-        mixture: Datasets, or clusters of their rows.
+        train: The training sets, or clusters of their rows, without rows that contain a test query.
         sources: For each of them, the training set of the recipe whose prompts it has.
         dev: The dev rows that guide sampling.
         selection: The dev tasks that select a checkpoint.
-        found: The probability of each, if a clustering or an earlier stage has found one.
+        test: The test tasks.
+        overlaps: The rows that were dropped.
+        found: The probabilities that a clustering or an earlier stage has found.
     """
 
-    mixture: Mixture
+    train: Mixture
     sources: Mapping[str, str]
     dev: Mapping[str, RowSet]
-    selection: list[RetrievalSet] = field(default_factory=list)
+    selection: list[RetrievalSet]
+    test: Mapping[str, RetrievalSet]
+    overlaps: list[Overlap]
     found: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -72,30 +78,23 @@ def build_model(section: ModelSection) -> SentenceTransformer:
     return load_encoder(**section.model_dump())
 
 
-def build_trainer(recipe: Recipe, stage: Stage, pool: Pool, callbacks: list[TrainerCallback]) -> MixtureTrainer:
-    """Build the trainer of a stage.
-
-    Args:
-        recipe: The recipe of the whole run.
-        stage: Which stage of it.
-        pool: What to sample from.
-        callbacks: Further callbacks of the trainer.
-    """
+def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback]) -> MixtureTrainer:
+    """Build the trainer of a stage of a recipe."""
     own = stage_recipe(recipe, stage)
     model = build_model(own.model)
-    strategy = stage.strategy(pool.found)
-    args = training_arguments(own, model, pool.sources)
+    strategy = stage.strategy(data.found)
+    args = training_arguments(own, model, data.sources)
     if stage.against:
         # Clipping a batch of one dataset would undo the weight of its loss.
         args.max_grad_norm = 0.0
-    select = own.selection and DevEvaluator(pool.selection, batch_size=own.evaluation.batch_size)
+    select = own.selection and DevEvaluator(data.selection, batch_size=own.evaluation.batch_size)
     trainer = MixtureTrainer(
         model=model,
         args=args,
-        train_dataset=pool.mixture,
-        dev_dataset=pool.dev,
+        train_dataset=data.train,
+        dev_dataset=data.dev,
         strategy=strategy,
-        loss=_build_loss(recipe, stage, strategy, model, args, list(pool.mixture)),
+        loss=_build_loss(recipe, stage, strategy, model, args, list(data.train)),
         num_negatives=own.training.hard_negatives,
         packing=own.training.packing,
         compiled=own.training.compiled,
@@ -144,13 +143,7 @@ def check_training_arguments(recipe: Recipe) -> None:
 def training_arguments(
     recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
 ) -> SentenceTransformerTrainingArguments:
-    """Translate a recipe into the arguments of the trainer.
-
-    Args:
-        recipe: The recipe of the stage.
-        model: Gives the device and the default prompts.
-        sources: For each dataset of the mixture, the training set of the recipe whose prompts it has.
-    """
+    """Translate the recipe of a stage into the arguments of the trainer; `sources` is that of its `Data`."""
     own = _own_arguments(recipe, model.device, _prompts(recipe, model, sources))
     return SentenceTransformerTrainingArguments(**own | _trainer_args(recipe))
 
@@ -162,7 +155,7 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
     if save_every is None and training.steps > SAVE_EVERY:
         save_every = SAVE_EVERY
     return {
-        "output_dir": str(recipe.output / "checkpoints"),
+        "output_dir": str(recipe.output / CHECKPOINTS_FOLDER),
         "seed": recipe.seed,
         "max_steps": training.steps,
         "per_device_train_batch_size": training.batch_size,
@@ -192,16 +185,28 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
 
 
 def _trainer_args(recipe: Recipe) -> dict[str, Any]:
-    """Return `training.trainer_args`, which must exist and not be set by keys of the recipe."""
-    known = signature(SentenceTransformerTrainingArguments).parameters
+    """Return `training.trainer_args` with values converted to the annotated types, such as '2' to 2."""
+    types = get_type_hints(SentenceTransformerTrainingArguments)
+    known = set(signature(SentenceTransformerTrainingArguments).parameters)
     own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
-    for name in recipe.training.trainer_args:
+    converted = {}
+    for name, value in recipe.training.trainer_args.items():
         if name not in known or name in own:
-            near = get_close_matches(name, set(known) - own, n=1)
+            near = get_close_matches(name, known - own, n=1)
             reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
-    return fit_types(recipe.training.trainer_args, SentenceTransformerTrainingArguments)
+        expected: TypeAdapter[Any] = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
+        try:
+            converted[name] = expected.validate_python(value)
+        except ValidationError as error:
+            wanted = formatannotation(types[name]).replace(" | ", " or ")
+            raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
+    if converted.get("neftune_noise_alpha") is not None:
+        raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
+    if converted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
+        raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
+    return converted
 
 
 def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -19,11 +19,11 @@ from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from mixfluence.build import Pool, build_trainer, check_training_arguments, stage_folder
+from mixfluence import runs
+from mixfluence.build import Data, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
-from mixfluence.data.rows import RowSet
 from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
@@ -32,46 +32,12 @@ from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.runs import (
-    DEV_FOLDER,
-    EVAL_FOLDER,
-    MODEL_FOLDER,
-    OVERLAP_FILE,
-    RECIPE_FILE,
-    RECORD_FILE,
-    STAGES_FOLDER,
-    TRACE_FILE,
-    WEIGHTS_FILE,
-    Stopwatch,
-    read_record,
-    versions,
-    write_record,
-)
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import LATEST, step_of, writing
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data of a run.
-
-    Attributes:
-        train: The training sets, without rows that contain a test query.
-        dev: The dev rows that guide sampling.
-        selection: The dev tasks that select a checkpoint.
-        test: The test tasks.
-        overlaps: The rows that were dropped.
-    """
-
-    train: Mixture
-    dev: Mapping[str, RowSet]
-    selection: list[RetrievalSet]
-    test: Mapping[str, RetrievalSet]
-    overlaps: list[Overlap]
 
 
 @dataclass(frozen=True)
@@ -90,7 +56,7 @@ def run(
     show_progress: bool = False,
     callbacks: list[TrainerCallback] | None = None,
 ) -> dict[str, Evaluation]:
-    """Train and test as a recipe says.
+    """Train and test as a recipe says, and write the run folder.
 
     Args:
         recipe: The recipe.
@@ -100,43 +66,32 @@ def run(
 
     Returns:
         Scores of every test set. With several processes the first one tests and writes; the others return nothing.
-
-    Raises:
-        RecipeError: If the output folder holds another run, or the same one and `resume` is off; if training cannot
-            start with this environment or `training.trainer_args`.
     """
     folder = recipe.output
     _refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
-    watch = Stopwatch()
+    watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
     pool, dataset_shares = _divide(recipe, data, watch)
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
-        if not (resume and (stage_folder(folder, stage.name) / RECORD_FILE).exists()):
+        if not (resume and (stage_folder(folder, stage.name) / runs.RECORD_FILE).exists()):
             logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-            _record_stage(stage, _train(recipe, stage, pool, data, callbacks or [], resume=resume), folder)
+            _record_stage(stage, _train(recipe, stage, pool, callbacks or [], resume=resume), folder)
         records[stage.name] = _read_stage(stage_folder(folder, stage.name))
         pool = replace(pool, found=records[stage.name]["found"])
-    trained = _train(recipe, final, pool, data, callbacks or [], resume=resume)
+    trained = _train(recipe, final, pool, callbacks or [], resume=resume)
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
-    write_weights(folder / WEIGHTS_FILE, dataset_shares(trainer.outcome() or trainer.probabilities()))
+    write_weights(folder / runs.WEIGHTS_FILE, dataset_shares(trainer.outcome() or trainer.probabilities()))
     with watch("evaluate"):
         scores = _test(recipe, trainer.model, data, show_progress=show_progress)
-    facts = {
-        "notes": reading_notes(data.train, data.dev, data.test),
-        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        "probing": {name: trained.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
-        "stages": records,
-        "tests": {name: _describe_task(task) for name, task in data.test.items()},
-    }
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(folder, recipe, trainer, facts, seconds, scores)
+    _write_record(recipe, data, trained, records, seconds, scores)
     return scores
 
 
@@ -151,7 +106,7 @@ def read_data(recipe: Recipe) -> Data:
     for note in (note for rows in (*train.values(), *dev.values()) for note in rows.notes):
         logger.warning("%s", note)
     for overlap in overlaps:
-        logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
+        logger.warning("%s: dropped, see %s", overlap, runs.OVERLAP_FILE)
     selection = []
     if recipe.selection:
         selection = [read_task(name, source) for name, source in recipe.dev.items()]
@@ -159,7 +114,7 @@ def read_data(recipe: Recipe) -> Data:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
             selection = [selecting_half(task) for task in selection]
         selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
-    return Data(train, dev, selection, test, overlaps)
+    return Data(train, {name: name for name in train}, dev, selection, test, overlaps)
 
 
 def evaluate_tasks(
@@ -184,8 +139,7 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
     scores = {}
     for name, task in tasks.items():
-        found = rank_bm25(task, 100)
-        scores[name] = Evaluation(name, score_rankings(found, task.qrels, task.query_ids))
+        scores[name] = Evaluation(name, score_rankings(rank_bm25(task, 100), task.qrels, task.query_ids))
         if folder:
             write_evaluation(scores[name], folder)
     return scores
@@ -193,13 +147,14 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
 
 def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
     """Make sure that the output can be written and holds no started run, or this one if it is resumed."""
-    path = folder / RECIPE_FILE
+    path = folder / runs.RECIPE_FILE
     if resume and path.exists() and load_recipe(path, files_may_be_missing=True) != recipe:
         raise RecipeError(f"{path}: the run was started with another recipe, which cannot be changed midway")
-    if resume and (folder / RECORD_FILE).exists():
+    if resume and (folder / runs.RECORD_FILE).exists():
         raise RecipeError(f"{folder}: the run is finished, nothing to resume")
     # A recipe alone is left by a run that could not start, which may be tried again.
-    if not resume and any((folder / name).exists() for name in (TRACE_FILE, STAGES_FOLDER, RECORD_FILE)):
+    started = (runs.TRACE_FILE, runs.STAGES_FOLDER, runs.RECORD_FILE)
+    if not resume and any((folder / name).exists() for name in started):
         raise RecipeError(f"{folder}: already holds a run; resume it with --resume or choose another output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,37 +163,34 @@ def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
 
 
 def _divide(
-    recipe: Recipe, data: Data, watch: Stopwatch
-) -> tuple[Pool, Callable[[Mapping[str, float]], dict[str, float]]]:
-    """Return what to sample from, and a function from its probabilities to shares of the datasets."""
+    recipe: Recipe, data: Data, watch: runs.Stopwatch
+) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
+    """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
     strategy = recipe.strategy
-    pool = Pool(data.train, {name: name for name in data.train}, data.dev, data.selection)
     if not strategy.clusters:
-        return pool, dict
+        return data, dict
     processes = PartialState()
     with watch("cluster"), processes.main_process_first():
         least_rows = recipe.training.batch_size * processes.num_processes
         found = strategy.divide(data.train, data.dev, least_rows=least_rows, seed=recipe.seed)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
-    return replace(pool, mixture=found.mixture, sources=sources, found=found.weights), found.shares
+    return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
 
 
-def _train(
-    recipe: Recipe, stage: Stage, pool: Pool, data: Data, callbacks: list[TrainerCallback], *, resume: bool
-) -> Trained:
+def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback], *, resume: bool) -> Trained:
     """Train a stage to its end and save its model."""
-    folder, watch = stage_folder(recipe.output, stage.name), Stopwatch()
-    trainer = build_trainer(recipe, stage, pool, callbacks)
+    folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
+    trainer = build_trainer(recipe, stage, data, callbacks)
     with watch("tokenise"):
         _ = trainer.tokenised
     if trainer.is_world_process_zero():
-        write_text(recipe.output / RECIPE_FILE, dump_recipe(recipe))
+        write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
         _list_dropped_rows(recipe.output, data.overlaps)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
+    probing = probing_cost(folder / runs.TRACE_FILE)
     watch.seconds["train"] += trainer.seconds_before
-    probing = probing_cost(folder / TRACE_FILE)
     watch.seconds["probe"] = probing["seconds"]
     watch.seconds["train"] -= probing["seconds"]
     if probing["rounds"]:
@@ -246,39 +198,12 @@ def _train(
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
             *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
-    with writing(folder / MODEL_FOLDER):
-        trainer.save_model(str(folder / MODEL_FOLDER))
+    with writing(folder / runs.MODEL_FOLDER):
+        trainer.save_model(str(folder / runs.MODEL_FOLDER))
     if trainer.is_world_process_zero():
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
-        (folder / MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
+        (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
     return Trained(trainer, watch.seconds, probing)
-
-
-def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
-    """Write the mixture that a stage has found and its cost."""
-    folder, trainer = stage_folder(output, stage.name), trained.trainer
-    if trainer.is_world_process_zero():
-        write_weights(folder / WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
-        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds}
-        write_record(folder / RECORD_FILE, facts, kind="stage")
-    # The other processes read what the first has written.
-    trainer.accelerator.wait_for_everyone()
-
-
-def _read_stage(folder: Path) -> dict[str, Any]:
-    record = read_record(folder / RECORD_FILE)
-    facts = {name: record[name] for name in ("steps", "probing", "seconds")}
-    return facts | {"found": read_weights(folder / WEIGHTS_FILE)}
-
-
-def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
-    """Write the results of dev queries and score the test sets."""
-    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
-    rank_dev_sets(model, data.dev, prompts, recipe.output / DEV_FOLDER, batch_size=recipe.evaluation.batch_size)
-    scores = evaluate_tasks(model, data.test, recipe, recipe.output / EVAL_FOLDER, show_progress=show_progress)
-    if recipe.evaluation.bm25:
-        evaluate_bm25(data.test, recipe.output / "eval-bm25")
-    return scores
 
 
 def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
@@ -288,27 +213,52 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
         for row, anchor in zip(overlap.rows, overlap.anchors, strict=True)
     ]
     if lines:
-        write_text(folder / OVERLAP_FILE, "".join(lines))
+        write_text(folder / runs.OVERLAP_FILE, "".join(lines))
 
 
-def _describe_task(task: RetrievalSet) -> dict[str, Any]:
-    return {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
+def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
+    """Write the mixture that a stage has found and its cost."""
+    folder, trainer = stage_folder(output, stage.name), trained.trainer
+    if trainer.is_world_process_zero():
+        write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds}
+        runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
+    # The other processes read what the first has written.
+    trainer.accelerator.wait_for_everyone()
+
+
+def _read_stage(folder: Path) -> dict[str, Any]:
+    record = runs.read_record(folder / runs.RECORD_FILE)
+    facts = {name: record[name] for name in ("steps", "probing", "seconds")}
+    return facts | {"found": read_weights(folder / runs.WEIGHTS_FILE)}
+
+
+def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
+    """Write the results of dev queries and score the test sets."""
+    folder, batch_size = recipe.output, recipe.evaluation.batch_size
+    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
+    rank_dev_sets(model, data.dev, prompts, folder / runs.DEV_FOLDER, batch_size=batch_size)
+    scores = evaluate_tasks(model, data.test, recipe, folder / runs.EVAL_FOLDER, show_progress=show_progress)
+    if recipe.evaluation.bm25:
+        evaluate_bm25(data.test, folder / "eval-bm25")
+    return scores
 
 
 def _write_record(
-    folder: Path,
     recipe: Recipe,
-    trainer: MixtureTrainer,
-    facts: Mapping[str, Any],
+    data: Data,
+    trained: Trained,
+    stages: Mapping[str, Any],
     seconds: Mapping[str, float],
     scores: Mapping[str, Evaluation],
 ) -> None:
+    trainer = trained.trainer
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
-    record: dict[str, Any] = {
+    record = {
         "name": recipe.name,
         "seed": recipe.seed,
-        "versions": versions(),
+        "versions": runs.versions(),
         "device": str(trainer.args.device),
         "datasets": {
             name: facts | {"fingerprint": trainer.mixture[name].fingerprint}
@@ -317,9 +267,16 @@ def _write_record(
         "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
         "steps": trainer.state.global_step,
         "selected_step": step_of(best) if best else trainer.state.global_step,
-        **facts,
+        "notes": reading_notes(data.train, data.dev, data.test),
+        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
+        "probing": {name: trained.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
+        "stages": stages,
+        "tests": {
+            name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
+            for name, task in data.test.items()
+        },
         "seconds": seconds,
         "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
     }
-    write_record(folder / RECORD_FILE, record)
+    runs.write_record(recipe.output / runs.RECORD_FILE, record)

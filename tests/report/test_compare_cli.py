@@ -14,8 +14,7 @@ import typer
 from mixfluence.stages import build_strategy
 from typer.testing import CliRunner, Result
 
-from mixfluence.cli.compare import compare
-from mixfluence.cli.weights import weights
+from mixfluence.cli.runs import compare, weights
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.recipe_yaml import load_recipe

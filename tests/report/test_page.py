@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.cli.report import report
+from mixfluence.cli.runs import report
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
 from mixfluence.report.page import LONGEST_TEXT, SHORTEST_TEXT, best_and_worst, longest_text, render_page

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from mixfluence import runs as module
-from mixfluence.cli.compare import compare
-from mixfluence.cli.report import report
+from mixfluence.cli.runs import compare, report
 from mixfluence.errors import DataError
 from mixfluence.report.status import read_status
 from mixfluence.runs import (
@@ -113,7 +112,7 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     rows = json.loads((old / "table.json").read_text(encoding="utf-8"))["rows"]
     assert [row["average"]["mean"] for row in rows] == [pytest.approx(49.1, abs=0.1), pytest.approx(43.4, abs=0.1)]
     report([old / "inf-dds", old / "doremi"], old / "page.html")
-    assert "wrote" in capsys.readouterr().out
+    assert "wrote" in capsys.readouterr().err
 
 
 @pytest.mark.slow

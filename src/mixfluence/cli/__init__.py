@@ -1,4 +1,4 @@
-"""The command line: one verb a file, with heavy imports inside the verbs so that `--help` is fast."""
+"""The command line. Heavy packages are imported inside the verbs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import sys
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Option
 
-from mixfluence.cli.compare import compare
 from mixfluence.cli.demo import demo
-from mixfluence.cli.evaluate import evaluate
 from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
-from mixfluence.cli.report import report
+from mixfluence.cli.runs import compare, evaluate, report, status, weights
 from mixfluence.cli.signals import leave
-from mixfluence.cli.status import status
 from mixfluence.cli.sweep import sweep
-from mixfluence.cli.terminal import note, print_line
+from mixfluence.cli.terminal import note, print_line, silence_libraries
 from mixfluence.cli.train import train
-from mixfluence.cli.weights import weights
 from mixfluence.errors import MixfluenceError
 
 FAILED, BAD_INPUT = 1, 2
@@ -48,7 +45,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Choose, while training, which dataset the next batch comes from."""
@@ -56,6 +53,7 @@ def options(
 
 def main() -> None:
     """Run the command line; errors of the user or the disk end with one message instead of a traceback."""
+    silence_libraries()
     try:
         app()
     except MixfluenceError as error:
@@ -67,9 +65,9 @@ def main() -> None:
 
 
 def _end(code: int, message: str | None = None) -> NoReturn:
-    """End the program; a process of a group at once, because the group's threads would abort a slower exit."""
     if message:
         note(f"error: {message}", "red")
     if os.environ.get("WORLD_SIZE", "1") != "1":
+        # The threads of a process group would abort a slower exit.
         leave(code)
     sys.exit(code)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
-from mixfluence.cli.terminal import errors, note, output, prepare, print_line, read_recipe
+from mixfluence.cli.terminal import errors, note, output, print_line, read_recipe, show_log
 
+Encoder = Literal["wordllama", "minilm"]
 # A transformer needs a smaller learning rate, and on two cores fewer and shorter steps.
 MINILM_CHANGES = [
-    "model.query_length=32",
-    "model.passage_length=96",
-    "training.learning_rate=5e-5",
-    "training.batch_size=32",
-    "training.steps=60",
-    "training.warmup_steps=6",
-    "selection.every=30",
+    *("model.query_length=32", "model.passage_length=96", "selection.every=30"),
+    *("training.learning_rate=5e-5", "training.batch_size=32", "training.steps=60", "training.warmup_steps=6"),
 ]
 SAMPLERS = {
     "proportional": "strategy.init=proportional",
@@ -29,31 +24,22 @@ SAMPLERS = {
 }
 
 
-class Encoder(StrEnum):
-    """Encoders that the demo can adapt."""
-
-    WORDLLAMA = "wordllama"
-    MINILM = "minilm"
-
-
 def demo(
-    encoder: Annotated[
-        Encoder, typer.Option(help="wordllama takes a minute or two, minilm (a transformer) half an hour.")
-    ] = Encoder.WORDLLAMA,
-    target: Annotated[str, typer.Option(help="The library to adapt to.")] = "scikit-learn",
-    to: Annotated[Path, typer.Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
+    encoder: Annotated[Encoder, Option(help="wordllama takes two minutes, minilm half an hour.")] = "wordllama",
+    target: Annotated[str, Option(help="The library to adapt to.")] = "scikit-learn",
+    to: Annotated[Path, Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
 ) -> None:
     """Adapt an encoder to the documentation of a library on this machine, once with each of four samplers."""
-    prepare()
+    show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.data.weights import read_weights
+    from mixfluence.display import largest, percent
     from mixfluence.experiment import evaluate_tasks, run
     from mixfluence.report.tables import score_table
     from mixfluence.training.display import ProgressDisplay
 
-    changes = [f"model.name={encoder}", *pool_changes(target)]
-    changes += MINILM_CHANGES if encoder is Encoder.MINILM else []
+    changes = [f"model.name={encoder}", *pool_changes(target), *(MINILM_CHANGES if encoder == "minilm" else [])]
     recipe = read_recipe("pydocs", changes)
     note("reading the docstrings of installed libraries (half a minute the first time)")
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
@@ -65,8 +51,8 @@ def demo(
         rows[label] = run(read_recipe("pydocs", [*changes, *own]), callbacks=[ProgressDisplay(errors, label)])
     print_line(f"NDCG@10 on {len(tasks[target].queries)} test queries:")
     output.print(score_table(rows))
-    learned = sorted(read_weights(to / "inf-dds" / "weights.json").items(), key=lambda item: -item[1])
-    print_line("inf-dds ended with " + ", ".join(f"{name} {share:.0%}" for name, share in learned if share >= 0.01))
+    learned = read_weights(to / "inf-dds" / "weights.json")
+    print_line("inf-dds ended with " + ", ".join(f"{name} {percent(learned[name])}" for name in largest(learned, 5)))
     print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/inf-dds/model').")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from mixfluence.cli.terminal import Overrides, RecipeName, print_line, read_recipe
 from mixfluence.errors import RecipeError
@@ -19,9 +20,9 @@ def list_recipes(context: typer.Context) -> None:
     """List the recipes that ship with mixfluence."""
     if context.invoked_subcommand:
         return
-    from mixfluence.recipe_yaml import RECIPES
+    from mixfluence.recipe_yaml import shipped_recipes
 
-    for path in recipes_in(RECIPES):
+    for path in shipped_recipes():
         purpose = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         print_line(f"{path.stem:<22} {purpose}")
 
@@ -39,7 +40,7 @@ def show(recipe: RecipeName) -> None:
 @app.command()
 def copy(
     recipe: RecipeName,
-    target: Annotated[Path | None, typer.Argument(help="Default: the name of the recipe, in this folder.")] = None,
+    target: Annotated[Path | None, Argument(help="Default: the name of the recipe, in this folder.")] = None,
 ) -> None:
     """Copy a recipe to edit it."""
     from mixfluence.recipe_yaml import find_recipe
@@ -54,36 +55,20 @@ def copy(
 
 @app.command()
 def check(
-    recipe: Annotated[str | None, typer.Argument(help="Name or file; default: every recipe that ships.")] = None,
+    recipe: Annotated[str | None, Argument(help="Name or file; default: every recipe that ships.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Validate a recipe, check that its data exists, and print it with all defaults.
 
     Without a name, validate every recipe that ships, without their data.
     """
-    from mixfluence.recipe_yaml import RECIPES, dump_recipe
+    from mixfluence.recipe_yaml import dump_recipe, load_recipe, shipped_recipes
 
-    if recipe is None:
-        print_line(f"{check_folder(RECIPES)} recipes are valid")
-    else:
+    if recipe is not None:
         print_line(dump_recipe(read_recipe(recipe, overrides)).rstrip())
-
-
-def check_folder(folder: Path) -> int:
-    """Print a line for every recipe of a folder, without checking their data, and return their number.
-
-    Raises:
-        RecipeError: Naming the first wrong recipe, before anything is printed.
-    """
-    from mixfluence.recipe_yaml import load_recipe
-
-    recipes = {path.stem: load_recipe(path, files_may_be_missing=True) for path in recipes_in(folder)}
-    for name, recipe in recipes.items():
-        sets = f"{len(recipe.train)} training sets, {len(recipe.dev)} dev, {len(recipe.test)} test"
-        print_line(f"{name:<22} {recipe.strategy.name:<12} {sets}")
-    return len(recipes)
-
-
-def recipes_in(folder: Path) -> list[Path]:
-    """Return the recipes of a folder by name, so that `beir7` comes before those that extend it."""
-    return sorted(folder.glob("*.yaml"), key=lambda path: path.stem)
+        return
+    loaded = [load_recipe(path, files_may_be_missing=True) for path in shipped_recipes()]
+    for each in loaded:
+        sets = f"{len(each.train)} training sets, {len(each.dev)} dev, {len(each.test)} test"
+        print_line(f"{each.name:<22} {each.strategy.name:<12} {sets}")
+    print_line(f"{len(loaded)} recipes are valid")

@@ -6,12 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from mixfluence.cli.terminal import errors
-
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def interrupt(number: int) -> NoReturn:
@@ -44,14 +42,7 @@ class StopSignals:
     """Handles SIGINT and SIGTERM inside a `with` block.
 
     While `patient` is set, the first signal is only recorded, so that training can finish its step and write a
-    checkpoint. After the first signal, the death of a child process is no error.
-
-    Args:
-        end: Called with the number of any other signal.
-
-    Attributes:
-        received: The number of the last signal; None if there was none.
-        patient: Whether the first signal is only recorded.
+    checkpoint; `end` is called with the number of any other. `received` is the number of the last signal.
     """
 
     def __init__(self, end: Callable[[int], NoReturn] = interrupt) -> None:
@@ -62,33 +53,23 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            _answer_as_worker(number)
+            # A loader's worker that has no handlers yet: only its parent's SIGTERM ends it.
+            if number == signal.SIGTERM:
+                os._exit(0)
             return
         waits = self.patient and self.received is None
         self.received = number
         if sys.platform != "win32":
             # Torch would raise an error for each worker that the same signal ends.
-            signal.signal(signal.SIGCHLD, _do_nothing)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
         if not waits:
             self._end(number)
-
-
-def _answer_as_worker(number: int) -> None:
-    """Handle a signal in a loader's worker that has no handlers yet: only its parent's SIGTERM ends it."""
-    if number == signal.SIGTERM:
-        os._exit(0)
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    pass

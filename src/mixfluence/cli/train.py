@@ -7,20 +7,21 @@ from signal import SIGINT
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Option
 
 from mixfluence.cli.signals import StopSignals, leave
-from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, prepare, print_line, read_recipe
+from mixfluence.cli.terminal import Overrides, RecipeName, errors, output, print_line, read_recipe, show_log
 
 
 def train(
     recipe: RecipeName,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
 ) -> None:
     """Train and test a model as described by a recipe."""
     with StopSignals(_leave) as signals:
         try:
-            _train(recipe, overrides or [], resume, signals)
+            _train(recipe, overrides, resume, signals)
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else SIGINT
             if message := _stop_message(number):
@@ -33,9 +34,9 @@ def train(
             _leave(signals.received)
 
 
-def _train(recipe: str, overrides: list[str], resume: bool, signals: StopSignals) -> None:
+def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: StopSignals) -> None:
     parsed = read_recipe(recipe, overrides)
-    prepare(verbose=_first_process())
+    show_log(verbose=_first_process())
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
     from mixfluence.training.display import ProgressDisplay

@@ -1,0 +1,149 @@
+"""Verbs that read run folders: `status`, `evaluate`, `compare`, `report` and `weights`."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from typer import Argument, Option
+
+from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
+from mixfluence.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
+
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+Format = Literal["terminal", "markdown", "latex", "csv", "json"]
+ENDINGS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
+# Width of a text file with the terminal's tables.
+FILE_WIDTH = 120
+
+
+def status(run: RunFolder) -> None:
+    """Show the progress of a run and, once it has finished, its scores. Reads the folder alone."""
+    from mixfluence.report.status import read_status, status_view
+
+    output.print(status_view(read_status(run)), highlight=False)
+
+
+def evaluate(
+    systems: Annotated[list[str], Argument(metavar="RUN_OR_MODEL", help="Runs, model folders or encoder names.")],
+    recipe: Annotated[str | None, Option(help="Recipe with the test sets; default: that of the first run.")] = None,
+    bm25: Annotated[bool, Option("--bm25", help="Add a row for BM25.")] = False,
+    measure: Measure = "ndcg@10",
+    to: Annotated[Path | None, Option(help="Write per-query scores into this folder.")] = None,
+    overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
+) -> None:
+    """Score runs or models on test sets, per dataset and per query."""
+    parsed = _recipe_for(systems, recipe, overrides or [])
+    show_log()
+    from mixfluence.build import build_model
+    from mixfluence.data.formats import read_task
+    from mixfluence.experiment import evaluate_bm25, evaluate_tasks
+    from mixfluence.report.tables import score_table
+    from mixfluence.runs import run_labels
+
+    tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
+    rows = {}
+    if bm25:
+        rows["BM25"] = evaluate_bm25(tasks, to / "BM25" if to else None)
+    for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
+        run_model = Path(system) / "model"
+        path = str(run_model) if run_model.is_dir() else system
+        model = build_model(parsed.model.model_copy(update={"name": path}))
+        folder = to / label.replace("/", "-") if to else None
+        rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
+    print_line(f"{measure.upper()}:")
+    output.print(score_table(rows, measure))
+
+
+def _recipe_for(systems: list[str], name: str | None, overrides: list[str]) -> Recipe:
+    runs = [str(path) for path in (Path(system) / "recipe.yaml" for system in systems) if path.is_file()]
+    if name is None and not runs:
+        raise RecipeError(f"{systems[0]}: not a run folder; give the test sets with --recipe")
+    recipe = read_recipe(name or runs[0], overrides)
+    if not recipe.test:
+        raise RecipeError(f"{name or runs[0]}: the recipe has no test sets")
+    return recipe
+
+
+def compare(
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of finished runs.")],
+    measure: Measure = "ndcg@10",
+    between: Annotated[
+        tuple[str, str] | None,
+        Option(metavar="A B", help="Rows to test, by position or by name of a run; default: the two best."),
+    ] = None,
+    test: Annotated[Literal["t", "randomisation"], Option(help="Paired test on per-query scores.")] = "t",
+    bootstrap: Annotated[bool, Option("--bootstrap", help="Add intervals of the differences.")] = False,
+    format_: Annotated[Format | None, Option("--format", help="Default: by the ending of FILE.")] = None,
+    file: OutputFile = None,
+) -> None:
+    """Compare runs: scores, significance tests, cost. Seeds of one recipe share a row."""
+    from mixfluence.report.compare import compare as compare_runs
+    from mixfluence.report.summary import FORMATS, to_terminal
+    from mixfluence.runs import read_run
+
+    found = compare_runs(
+        [read_run(run) for run in runs], measure=measure, between=between, test=test, bootstrap=bootstrap
+    )
+    chosen = format_ or (ENDINGS.get(file.suffix.lower()) if file else None) or "terminal"
+    if chosen != "terminal":
+        _write(FORMATS[chosen](found), file)
+    elif file:
+        text = StringIO()
+        Console(file=text, width=FILE_WIDTH).print(to_terminal(found))
+        _write(text.getvalue(), file)
+    else:
+        output.print(to_terminal(found))
+
+
+def report(
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Run folders, finished or not.")],
+    file: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, Option(help="Also write the charts into this folder, as SVG and PDF.")] = None,
+) -> None:
+    """Show runs on one page that opens in any browser without a network."""
+    from mixfluence.report.figures import all_charts, write_charts
+    from mixfluence.report.page import render_page
+    from mixfluence.runs import read_run
+
+    found = [read_run(run) for run in runs]
+    _write(render_page(found), file)
+    if figures:
+        with writing(figures):
+            write_charts(all_charts(found), figures)
+
+
+def weights(
+    run: RunFolder,
+    which: Annotated[Literal["final", "average"], Option(help="Final weights, or their mean over batches.")] = "final",
+    file: OutputFile = None,
+) -> None:
+    """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
+    from mixfluence.data.weights import replayed_weights
+    from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
+
+    datasets = read_run_recipe(run).train
+    if which == "final" and not (run / WEIGHTS_FILE).exists():
+        raise DataError(f"{run}: the run has not finished and has no {WEIGHTS_FILE}; use --which average")
+    found = replayed_weights(run, which)
+    if clusters := [name for name in found if name not in datasets]:
+        raise DataError(f"{run}: its trace has weights of clusters such as {clusters[0]}; use --which final")
+    _write(json.dumps(found, indent=1) + "\n", file)
+
+
+def _write(text: str, file: Path | None) -> None:
+    if file is None:
+        # Not through rich, which would interpret names as markup and wrap lines.
+        typer.echo(text, nl=False)
+        return
+    from mixfluence.files import write_text
+
+    with writing(file):
+        write_text(file, text)
