@@ -11,7 +11,7 @@ from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
 
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
 MOST_DATASETS = 24
-MOST_POINTS, FEWEST_POINTS, POINTS_OF_FIGURE = 120, 12, 4000
+MOST_POINTS, FEWEST_POINTS, POINTS_OF_FIGURE = 120, 12, 1200
 # A window must hold several batches of each dataset, or its shares are noise.
 FEWEST_BATCHES, BATCHES_PER_DATASET, MOST_WINDOWS = 8, 2, 24
 Series = Mapping[str, Sequence[float | None]]

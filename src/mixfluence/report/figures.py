@@ -182,7 +182,7 @@ def _panels(count: int, labels: int, per_row: int = 3) -> tuple[Figure, list[Axe
 
 def _lines(axes: Axes, xs: Sequence[float], series: Series, first: int = 0, **options: Any) -> None:
     for number, values in enumerate(series.values(), start=first):
-        every = max(1, len(xs) // 6)
+        every = max(1, len(xs) // 3)
         # Markers of overlapping lines are shifted against each other.
         marked = {**look(number), "markevery": (number % every, every)}
         known = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
@@ -306,7 +306,8 @@ def _bars(parts: Mapping[str, Mapping[str, float]], unit: str) -> Figure:
         axes.barh(places, lengths, left=starts, color=COLOURS[number % len(COLOURS)], label=part, **hatch)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     for place, total in zip(places, starts, strict=True):
-        axes.annotate(f" {total:.3g}", (total, place), va="center", size=7)
+        offset: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{total:.3g}", (total, place), size=7, **offset)
     axes.set_yticks(places, short(names))
     axes.invert_yaxis()
     axes.margins(x=0.15)

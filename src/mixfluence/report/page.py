@@ -97,10 +97,12 @@ def _page_attributes(attributes: Mapping[str, str], prefix: str, used: set[str])
                 value = value.replace(colour, f"var(--c{number})")
             value = value.replace(INK, "currentColor").replace(PAPER, "var(--page)")
             value = value.replace("url(#", f"url(#{prefix}").replace("; ", ";").replace(": ", ":")
-            yield key, value.replace("font-family:'DejaVu Sans';", "")
+            yield key, re.sub(r"font-family:'DejaVu Sans';|;stroke-line(join|cap):\w+", "", value)
         elif not value.startswith("rotate(-0 "):
-            shorter = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", value)
-            yield key, shorter.replace(" \n", " ").strip()
+            shorter = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
+            shorter = re.sub(r"\s+", " ", shorter).strip()
+            # Coordinates after a move are lines without being told so.
+            yield key, shorter if "C" in shorter else shorter.replace(" L ", " ")
 
 
 def longest_text(sets: int) -> int:
