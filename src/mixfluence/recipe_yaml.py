@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from inspect import formatannotation
 from pathlib import Path
@@ -83,7 +83,13 @@ def _folder_message(folder: Path) -> str:
     return message
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missing: bool = False) -> Recipe:
+def load_recipe(
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    files_may_be_missing: bool = False,
+    upgrade: Callable[[dict[str, Any]], None] | None = None,
+) -> Recipe:
     """Read and validate a recipe.
 
     A recipe with `extends: NAME` inherits every top-level key of that recipe that it does not set itself.
@@ -92,11 +98,14 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
         path: The YAML file.
         overrides: Texts such as `training.steps=100`; the value is parsed as YAML.
         files_may_be_missing: Validate the recipe without checking that its data files exist.
+        upgrade: Changes the parsed values of a recipe of an earlier version in place.
 
     Raises:
         RecipeError: Naming file, line and key of the first error.
     """
     data, tree = _read(path)
+    if upgrade:
+        upgrade(data)
     for override in overrides:
         _apply(override, data)
     try:

@@ -228,13 +228,23 @@ def read_run_recipe(path: Path) -> Recipe:
         hint = f"; it contains runs: {', '.join(map(str, inside[:3]))}{' ...' if inside[3:] else ''}"
         raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint if inside else ''}")
     try:
-        return load_recipe(path / RECIPE_FILE, files_may_be_missing=True)
+        return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
         record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
         writer = record.get("versions", {}).get("mixfluence", "")
         if writer in ("", own := _version("mixfluence")):
             raise
         raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
+
+
+def _upgrade(recipe: dict[str, Any]) -> None:
+    """Rename what version 0.1.0 called otherwise: `training.host`, and `host` as place of a probe's snapshot."""
+    training, strategy = recipe.get("training"), recipe.get("strategy")
+    if isinstance(training, dict) and "host" in training:
+        training["trainer_args"] = training.pop("host")
+    probe = strategy.get("probe") if isinstance(strategy, dict) else None
+    if isinstance(probe, dict) and probe.get("snapshot") == "host":
+        probe["snapshot"] = "cpu"
 
 
 def read_run(path: Path) -> Run:

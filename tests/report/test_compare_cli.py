@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import typer
-from mixfluence.stages import build_strategy
 from typer.testing import CliRunner, Result
 
 from mixfluence.cli.compare import compare
@@ -140,7 +139,7 @@ def test_weights_start_another_run(runs: Path, tmp_path: Path, method: str) -> N
     assert printed("weights", runs / method, "-o", path) == ""
     assert path.read_text(encoding="utf-8") == text
     recipe = load_recipe(runs / "static" / "recipe.yaml", [f"strategy={{name: static, init: {{file: {path}}}}}"])
-    strategy = build_strategy(recipe)
+    strategy = recipe.strategy
     strategy.start(dict.fromkeys(recipe.train, 100))
     learned = json.loads(text)
     assert strategy.weights().tolist() == pytest.approx([learned[name] for name in recipe.train])
