@@ -51,17 +51,17 @@ TraceLine = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run folder, finished or not.
+    """Contents of a run folder. Record, scores and weights are empty if the run has not finished.
 
     Attributes:
         path: The folder.
         recipe: The recipe with every default filled in.
-        record: Versions, cost and scores; empty if the run has not finished.
+        record: Versions, cost and scores.
         trace: Lines of the trace, in order; see `MixtureCallback`.
-        scores: Per-query scores of each test set; empty if the run has not finished.
-        weights: Final probability of each dataset; empty if the run has not finished.
+        scores: Per-query scores of each test set.
+        weights: Final probability of each dataset.
         stages: Traces of the earlier stages, for a method of several.
-        dev: Queries of each dev set with their ranks, in the order of the recipe.
+        dev: Queries of each dev set with their ranks.
     """
 
     path: Path
@@ -89,7 +89,7 @@ class Run:
         return any(self.record.get("gpu_hours", {}).values())
 
     def hours(self, on_gpu: bool) -> dict[str, float]:
-        """Return GPU-hours, or wall-clock hours, by part (those of `PARTS`); empty if nothing was trained.
+        """Return GPU-hours, or wall-clock hours, by part; empty if nothing was trained.
 
         Reading data, tokenizing and testing cost the same for every sampler and are left out.
         """
@@ -122,12 +122,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs whose recipes are equal but for name, seed and output.
-
-    Attributes:
-        labels: Short unique name of each run.
-        runs: The runs, at least one. An unfinished run is a group of its own.
-    """
+    """Runs whose recipes are equal but for name, seed and output; each has a short unique label."""
 
     labels: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -179,7 +174,6 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Add the duration of a block to a part."""
         started = perf_counter()
         try:
             yield
@@ -217,16 +211,15 @@ def read_run_recipe(path: Path) -> Recipe:
     """Read the recipe of a run folder; `read_run` reads everything.
 
     Raises:
-        DataError: If it is not a run folder; the message lists runs inside it. Also if another version of mixfluence
-            wrote a recipe that this one cannot read.
+        DataError: If it is not a run folder, or another version of mixfluence wrote a recipe that this one cannot read.
         RecipeError: If the recipe is wrong.
     """
     from mixfluence.recipe_yaml import load_recipe
 
     if not (path / RECIPE_FILE).is_file():
-        inside = sorted(file.parent for file in path.glob(f"*/{RECIPE_FILE}"))
-        hint = f"; it contains runs: {', '.join(map(str, inside[:3]))}{' ...' if inside[3:] else ''}"
-        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint if inside else ''}")
+        inside = sorted(str(file.parent) for file in path.glob(f"*/{RECIPE_FILE}"))
+        hint = f"; it contains runs: {', '.join(inside)}" if inside else ""
+        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint}")
     try:
         return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
@@ -248,11 +241,7 @@ def _upgrade(recipe: dict[str, Any]) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder.
-
-    Raises:
-        DataError: If it is not a run folder, or one of its files is damaged.
-    """
+    """Read a run folder; a `DataError` names the file that is damaged."""
     from mixfluence.data.weights import read_weights
     from mixfluence.evaluation.dev_queries import read_dev_queries
     from mixfluence.evaluation.results import read_evaluation
@@ -280,9 +269,6 @@ def read_trace(path: Path) -> list[TraceLine]:
     """Return the lines of a trace, without a last line that was cut off by a crash.
 
     The first line describes the datasets, all others have weights; see `MixtureCallback`.
-
-    Raises:
-        DataError: If the file is missing or a line of it is damaged.
     """
     trace: list[TraceLine] = []
     for number, text in enumerate(_read_bytes(path).split(b"\n")[:-1], start=1):
@@ -293,11 +279,7 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run, of a stage or of a model that was only tested, with its "kind".
-
-    Raises:
-        DataError: If the file is missing or damaged, or a newer version of mixfluence wrote it.
-    """
+    """Return the record of a run, of a stage or of a model that was only tested, with its "kind"."""
     record = _parse(_read_bytes(path), (), f"{path}: not a record")
     if record.get("format", 1) > FORMAT:
         writer = record.get("versions", {}).get("mixfluence", "unknown")
@@ -330,14 +312,14 @@ def _read_bytes(path: Path) -> bytes:
 def _parse(text: bytes, required: Sequence[str], problem: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{problem} ({error})") from error
+    if not isinstance(data, dict):
+        raise DataError(f"{problem} (expected a mapping)")
     return _require(data, required, problem)
 
 
-def _require(data: Any, keys: Sequence[str], problem: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise DataError(f"{problem} (expected a mapping)")
+def _require(data: dict[str, Any], keys: Sequence[str], problem: str) -> dict[str, Any]:
     if missing := [key for key in keys if key not in data]:
         raise DataError(f"{problem} ({missing[0]!r} is missing)")
     return data

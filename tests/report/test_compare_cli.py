@@ -128,7 +128,8 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     record["tests"]["big"]["fingerprint"] = "0" * 32
     (other / "record.json").write_text(json.dumps(record), encoding="utf-8")
     message = refusal(DataError, "compare", runs / "static", other)
-    assert message.startswith("static and other cannot be compared: their test sets big ")
+    assert message.startswith("static and other cannot be compared: ")
+    assert " big " in message
 
 
 @pytest.mark.parametrize("method", [*SETTINGS, "replay"])

@@ -1,14 +1,15 @@
-"""Compare runs: scores and cost of each group of seeds, and paired tests between two groups."""
+"""Compare runs: scores and cost of each group of seeds, paired tests between two groups, and what else differs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from mixfluence.errors import RecipeError
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.significance import (
     ROUNDS,
     Vector,
@@ -18,7 +19,6 @@ from mixfluence.evaluation.significance import (
     randomisation_test,
     t_test,
 )
-from mixfluence.report.fairness import check_same_tests, differences, notes_on_tests
 from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
@@ -28,6 +28,8 @@ TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation tes
 # Less is not a cost to divide by.
 LEAST_HOURS = 1e-9
 _UNITS = {"hours": 1, "minutes": 60, "seconds": 3600}
+# Keys that affect neither results nor cost.
+_INCIDENTAL = {"training.log_every", "training.save_every"}
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Paired tests between two groups.
-
-    Attributes:
-        first: Position of one group.
-        second: Position of the other.
-        test: Name of the test.
-        average: Test of the average over test sets, all weighted equally.
-        tests: Test of each test set.
-    """
+    """Paired tests between two groups, given by their positions: of the average over test sets, and of each."""
 
     first: int
     second: int
@@ -82,16 +76,16 @@ class Comparison:
         groups: Groups in the order of their first run.
         tests: Names of all test sets.
         averaged: Test sets that every finished group has; averages are over these.
-        contrast: Paired tests between two groups, if there are any.
         notes: Sentences about what differs besides the sampler.
+        contrast: Paired tests between two groups, if there are any.
     """
 
     measure: str
     groups: tuple[Group, ...]
     tests: tuple[str, ...]
     averaged: tuple[str, ...]
-    contrast: Contrast | None
     notes: tuple[str, ...]
+    contrast: Contrast | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -149,23 +143,27 @@ def compare(
         DataError: If a run has not finished, or runs have different test sets.
         RecipeError: If `between` does not name two groups.
     """
-    groups = group_by_seed(runs)
-    tests = check_same_tests(groups)
-    found = Comparison(measure, tuple(groups), tests, tests, None, tuple(differences(groups)))
+    groups = tuple(group_by_seed(runs))
+    tests = _same_tests(groups)
+    found = Comparison(measure, groups, tests, tests, tuple(_differences(groups)))
     pair = _pair(found, between)
-    contrast = _contrast(found, pair, test, bootstrap) if pair else None
-    return Comparison(measure, found.groups, tests, tests, contrast, found.notes)
+    return replace(found, contrast=_contrast(found, pair, test, bootstrap)) if pair else found
 
 
 def overview(runs: Sequence[Run]) -> Comparison:
     """Put any runs side by side, finished or not, on whatever test sets; notes say what must not be compared."""
-    groups = group_by_seed(runs)
+    groups = tuple(group_by_seed(runs))
     finished = [group for group in groups if group.finished]
     scores = [group.scores() for group in finished]
     tests = tuple(dict.fromkeys(test for own in scores for test in own))
     averaged = tuple(test for test in tests if all(test in own for own in scores))
-    notes = (*notes_on_tests(finished, tests, averaged), *differences(finished))
-    return Comparison(MEASURE, tuple(groups), tests, averaged, None, notes)
+    notes = list(_differences(finished))
+    if tests != averaged:
+        notes.append(f"runs have different test sets; averages are over {', '.join(averaged) or 'none'}")
+    for test in tests:
+        if _changed(test, [run for _, run in _labelled(finished)]):
+            notes.append(f"queries, passages or judgements of {test} differ, so that its scores cannot be compared")
+    return Comparison(MEASURE, groups, tests, averaged, tuple(notes))
 
 
 def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int, int] | None:
@@ -192,16 +190,19 @@ def _position(groups: Sequence[Group], word: str) -> int:
 
 def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, bootstrap: bool) -> Contrast:
     """Test the per-query scores of two groups, paired by query, each score the mean over the group's seeds."""
+
+    def difference(values: Sequence[Vector], p: float, p_holm: float) -> Difference:
+        interval = bootstrap_interval(values) if bootstrap else None
+        return Difference(sum(map(len, values)), average_difference(values), p, p_holm, interval)
+
     first, second = (comparison.groups[place] for place in pair)
-    found = {
-        name: _per_query(first, name, comparison.measure) - _per_query(second, name, comparison.measure)
-        for name in comparison.tests
-    }
-    p_values = [TESTS[test]([values]) for values in found.values()]
-    by_test = zip(found.items(), p_values, holm(p_values), strict=True)
-    results = {name: _difference([values], p, p_holm, bootstrap) for (name, values), p, p_holm in by_test}
-    p = TESTS[test](list(found.values()))
-    return Contrast(*pair, test, _difference(list(found.values()), p, p, bootstrap), results)
+    names, measure = comparison.tests, comparison.measure
+    found = [_per_query(first, name, measure) - _per_query(second, name, measure) for name in names]
+    p_values = [TESTS[test]([values]) for values in found]
+    by_test = zip(names, found, p_values, holm(p_values), strict=True)
+    results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
+    p = TESTS[test](found)
+    return Contrast(*pair, test, difference(found, p, p), results)
 
 
 def _per_query(group: Group, dataset: str, measure: str) -> Vector:
@@ -212,6 +213,53 @@ def _per_query(group: Group, dataset: str, measure: str) -> Vector:
     return mean
 
 
-def _difference(values: Sequence[Vector], p: float, p_holm: float, bootstrap: bool) -> Difference:
-    interval = bootstrap_interval(values) if bootstrap else None
-    return Difference(sum(map(len, values)), average_difference(values), p, p_holm, interval)
+def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return the test sets of the runs; an error if a run has none, or two runs differ in them."""
+    runs = list(_labelled(groups))
+    for name, run in runs:
+        if not run.scores:
+            raise DataError(f"{name}: the run has {'no test results' if run.finished else 'not finished'}")
+    (first, run), *others = runs
+    for name, other in others:
+        both = f"{first} and {name} cannot be compared"
+        if unshared := run.scores.keys() ^ other.scores.keys():
+            raise DataError(f"{both}: only one of them was tested on {', '.join(sorted(unshared))}")
+        for test, scores in run.scores.items():
+            if _changed(test, [run, other]) or scores.per_query.keys() != other.scores[test].per_query.keys():
+                raise DataError(f"{both}: queries, passages or judgements of {test} differ")
+    return tuple(run.scores)
+
+
+def _differences(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a sentence for everything but the sampler that differs: model, training, selection, GPUs, data."""
+    budgets = {group.label: _budget(group.runs[0]) for group in groups if not group.runs[0].untrained}
+    for key in dict.fromkeys(key for budget in budgets.values() for key in budget):
+        holders: dict[str, list[str]] = {}
+        for name, budget in budgets.items():
+            holders.setdefault(budget.get(key, "none"), []).append(name)
+        if len(holders) > 1:
+            yield f"{key} differs: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in holders.items())
+    # Records of runs that draw clusters list clusters, not datasets.
+    runs = [run for _, run in _labelled(groups) if not run.recipe.strategy.clusters]
+    for dataset in dict.fromkeys(name for run in runs for name in run.record.get("datasets", {})):
+        if _changed(dataset, runs, "datasets"):
+            yield f"training rows of {dataset} differ between runs"
+
+
+def _budget(run: Run) -> dict[str, str]:
+    recipe = run.recipe.model_dump(mode="json", include={"model", "training", "selection"}, exclude_none=True)
+    keys = {f"{section}.{key}": value for section, own in recipe.items() for key, value in own.items()}
+    hours, seconds = (sum(run.record[unit].values()) for unit in ("gpu_hours", "seconds"))
+    keys["number of GPUs"] = f"{3600 * hours / seconds if seconds else 0:.0f}"
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in keys.items() if key not in _INCIDENTAL}
+
+
+def _changed(name: str, runs: Sequence[Run], kind: Literal["tests", "datasets"] = "tests") -> bool:
+    """Whether the contents of a set differ; a model tested by version 0.1.0 has no fingerprints."""
+    known = [run.record.get(kind, {}) for run in runs]
+    return len({facts[name]["fingerprint"] for facts in known if name in facts}) > 1
+
+
+def _labelled(groups: Sequence[Group]) -> Iterator[tuple[str, Run]]:
+    for group in groups:
+        yield from zip(group.labels, group.runs, strict=True)
