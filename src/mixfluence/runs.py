@@ -83,11 +83,6 @@ class Run:
         """Name of a model that was only tested, such as "zero-shot" or "bm25"; None for a training run."""
         return self.record["reference"] if self.record.get("kind") == "test" else None
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a finished run used a GPU."""
-        return any(self.record.get("gpu_hours", {}).values())
-
     def hours(self, on_gpu: bool) -> dict[str, float]:
         """Return GPU-hours, or wall-clock hours, by part; empty if nothing was trained.
 
@@ -138,11 +133,6 @@ class Group:
         return self.runs[0].recipe
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds in the order of the runs."""
-        return tuple(run.recipe.seed for run in self.runs)
-
-    @property
     def finished(self) -> bool:
         """Whether its runs have finished."""
         return self.runs[0].finished
@@ -174,16 +164,12 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
+        """Add the duration of a block to a part."""
         started = perf_counter()
         try:
             yield
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect results."""
-    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
@@ -208,12 +194,7 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run_recipe(path: Path) -> Recipe:
-    """Read the recipe of a run folder; `read_run` reads everything.
-
-    Raises:
-        DataError: If it is not a run folder, or another version of mixfluence wrote a recipe that this one cannot read.
-        RecipeError: If the recipe is wrong.
-    """
+    """Read the recipe of a run folder; `read_run` reads everything."""
     from mixfluence.recipe_yaml import load_recipe
 
     if not (path / RECIPE_FILE).is_file():
@@ -253,6 +234,7 @@ def read_run(path: Path) -> Run:
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
+    stages = {stage.name: path / STAGES_FOLDER / stage.name / TRACE_FILE for stage in recipe.strategy.stages(recipe)}
     return Run(
         path,
         recipe,
@@ -260,7 +242,7 @@ def read_run(path: Path) -> Run:
         read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else [],
         {name: scores[name] for name in tested},
         read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {},
-        _read_stages(path / STAGES_FOLDER, list(record.get("stages", {}))),
+        {name: read_trace(trace) for name, trace in stages.items() if trace.exists()},
         {name: dev[name] for name in recipe.dev if name in dev},
     )
 
@@ -291,15 +273,8 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
-    """Write a record, the last file of a run, of a stage or of a test: what has one is finished."""
+    """Write a record, the last file of a run, of a stage or of a test: whatever has one is finished."""
     write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
-
-
-def _read_stages(folder: Path, order: list[str]) -> dict[str, list[TraceLine]]:
-    """Return the traces of stages in the order they ran; that of a finished run is in its record."""
-    traces = sorted(folder.glob(f"*/{TRACE_FILE}"), key=lambda path: path.stat().st_mtime)
-    found = {path.parent.name: path for path in traces}
-    return {name: read_trace(found[name]) for name in dict.fromkeys([*order, *found]) if name in found}
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -323,6 +298,11 @@ def _require(data: dict[str, Any], keys: Sequence[str], problem: str) -> dict[st
     if missing := [key for key in keys if key not in data]:
         raise DataError(f"{problem} ({missing[0]!r} is missing)")
     return data
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect results."""
+    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
 
 
 def _version(package: str) -> str:

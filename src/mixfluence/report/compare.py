@@ -91,7 +91,7 @@ class Comparison:
     def on_gpu(self) -> bool:
         """Whether costs are GPU-hours: every training run used a GPU."""
         runs = [run for group in self.groups for run in group.runs if run.finished and not run.untrained]
-        return bool(runs) and all(run.on_gpu for run in runs)
+        return bool(runs) and all(any(run.record["gpu_hours"].values()) for run in runs)
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -161,7 +161,7 @@ def overview(runs: Sequence[Run]) -> Comparison:
     if tests != averaged:
         notes.append(f"runs have different test sets; averages are over {', '.join(averaged) or 'none'}")
     for test in tests:
-        if _changed(test, [run for _, run in _labelled(finished)]):
+        if _changed(test, [run for _, run in labelled(finished)]):
             notes.append(f"queries, passages or judgements of {test} differ, so that its scores cannot be compared")
     return Comparison(MEASURE, groups, tests, averaged, tuple(notes))
 
@@ -215,7 +215,7 @@ def _per_query(group: Group, dataset: str, measure: str) -> Vector:
 
 def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
     """Return the test sets of the runs; an error if a run has none, or two runs differ in them."""
-    runs = list(_labelled(groups))
+    runs = list(labelled(groups))
     for name, run in runs:
         if not run.scores:
             raise DataError(f"{name}: the run has {'no test results' if run.finished else 'not finished'}")
@@ -240,7 +240,7 @@ def _differences(groups: Sequence[Group]) -> Iterator[str]:
         if len(holders) > 1:
             yield f"{key} differs: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in holders.items())
     # Records of runs that draw clusters list clusters, not datasets.
-    runs = [run for _, run in _labelled(groups) if not run.recipe.strategy.clusters]
+    runs = [run for _, run in labelled(groups) if not run.recipe.strategy.clusters]
     for dataset in dict.fromkeys(name for run in runs for name in run.record.get("datasets", {})):
         if _changed(dataset, runs, "datasets"):
             yield f"training rows of {dataset} differ between runs"
@@ -260,6 +260,7 @@ def _changed(name: str, runs: Sequence[Run], kind: Literal["tests", "datasets"] 
     return len({facts[name]["fingerprint"] for facts in known if name in facts}) > 1
 
 
-def _labelled(groups: Sequence[Group]) -> Iterator[tuple[str, Run]]:
+def labelled(groups: Sequence[Group]) -> Iterator[tuple[str, Run]]:
+    """Yield every run with its label."""
     for group in groups:
         yield from zip(group.labels, group.runs, strict=True)

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from mixfluence.files import replacing
 from mixfluence.report import curves
-from mixfluence.report.compare import Comparison, overview
+from mixfluence.report.compare import Comparison, labelled, overview
 from mixfluence.report.curves import Points, by_dataset, thin
 from mixfluence.report.labels import method_of
 from mixfluence.runs import MEASURE, PARTS, Run, Score, TraceLine
@@ -45,12 +45,12 @@ class Chart(NamedTuple):
 def all_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return every chart of some runs, with unique names."""
     found = overview(runs)
-    return charts_of_all(found) + [chart for pair in _labelled(found) for chart in charts_of_run(*pair)]
+    return charts_of_all(found) + [chart for pair in labelled(found.groups) for chart in charts_of_run(*pair)]
 
 
 def charts_of_all(comparison: Comparison) -> list[Chart]:
     """Return the charts that show all runs together; a chart without data is left out."""
-    runs = list(_labelled(comparison))
+    runs = list(labelled(comparison.groups))
     alone = [(label, run) for label, run in runs if len(run.recipe.train) == 1 and run.finished and not run.untrained]
     losses = {label: _losses(run.trace) for label, run in runs}
     dev = {label: next(reversed(curves.dev_evals(run).values()), []) for label, run in runs}
@@ -119,11 +119,6 @@ def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
                 with replacing(paths[-1]) as temporary:
                     figure.savefig(temporary, format=kind, metadata={date: None})
     return paths
-
-
-def _labelled(comparison: Comparison) -> Iterator[tuple[str, Run]]:
-    for group in comparison.groups:
-        yield from zip(group.labels, group.runs, strict=True)
 
 
 def _losses(trace: Sequence[TraceLine]) -> Points:

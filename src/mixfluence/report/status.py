@@ -34,14 +34,10 @@ PATIENCE, LEAST_PATIENCE = 5, 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run.
+    """Progress of a run: the stage that ran last, its trace and its last complete checkpoint.
 
     Attributes:
-        run: Contents of its folder.
-        stage: The stage that ran last.
         stages: Steps of each stage, in order.
-        trace: Trace of the stage.
-        checkpoint: Step of the stage's last complete checkpoint, if there is one.
         changed: When the trace last grew, in seconds since 1970.
         silent: Seconds since then if that is long for this run, else None.
     """

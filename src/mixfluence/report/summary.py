@@ -239,7 +239,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
     return {
         "name": group.label,
         "runs": [str(run.path) for run in group.runs],
-        "seeds": group.seeds,
+        "seeds": [run.recipe.seed for run in group.runs],
         "sampler": method.sampler,
         "init": method.start,
         "train": method.train,

@@ -165,31 +165,27 @@ def _transposed(sheet: Sheet) -> list[Column]:
 
 def markdown_table(sheet: Sheet) -> str:
     """Return a table as GitHub Markdown below its title."""
-    heads = [markdown_text(column.head) for column in sheet.columns]
+    heads, *lines = _escaped(sheet, markdown_text, "**{}**")
     rules = ["---:" if column.numeric else ":---" for column in sheet.columns]
-    lines = [[_styled(markdown_text, "**{}**", cell) for cell in line] for line in sheet.lines]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rules, *lines))
     return f"**{markdown_text(sheet.title)}**\n\n{table}"
 
 
 def html_table(sheet: Sheet) -> str:
     """Return a table as HTML with its title as caption."""
-    heads = "".join(f'<th scope="col">{html.escape(column.head)}</th>' for column in sheet.columns)
+    heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     starts = ['<td class="number">' if column.numeric else "<td>" for column in sheet.columns]
-    body = ""
-    for line in sheet.lines:
-        cells = [_styled(html.escape, "<b>{}</b>", cell) for cell in line]
-        body += f"<tr>{''.join(f'{start}{cell}</td>' for start, cell in zip(starts, cells, strict=True))}</tr>"
+    rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     caption = f"<caption>{html.escape(sheet.title)}</caption>"
-    return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def latex_table(sheet: Sheet) -> str:
     """Return a table for `booktabs` with its title as caption."""
     environment = "table" if len(sheet.columns) <= _ONE_COLUMN else "table*"
-    lines = [[_latex(column.head) for column in sheet.columns]]
-    lines += [[_styled(_latex, "\\textbf{{{}}}", cell) for cell in line] for line in sheet.lines]
-    head, *body = (" & ".join(cells) + r" \\" for cells in lines)
+    head, *body = (" & ".join(cells) + r" \\" for cells in _escaped(sheet, _latex, "\\textbf{{{}}}"))
     layout = "".join("r" if column.numeric else "l" for column in sheet.columns)
     start = (f"\\begin{{{environment}}}[t]", "\\centering", f"\\begin{{tabular}}{{{layout}}}")
     table = ("\\toprule", head, "\\midrule", *body, "\\bottomrule")
@@ -211,6 +207,11 @@ def _latex(text: str) -> str:
     return "".join(_LATEX_SPECIALS.get(character, character) for character in printable(text))
 
 
-def _styled(escape: Callable[[str], str], bold: str, cell: Cell) -> str:
-    text = escape(cell.text)
-    return (bold.format(text) if cell.bold else text) + escape(cell.mark)
+def _escaped(sheet: Sheet, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return heads and lines of a table as text of some format."""
+
+    def styled(cell: Cell) -> str:
+        text = escape(cell.text)
+        return (bold.format(text) if cell.bold else text) + escape(cell.mark)
+
+    return [[escape(column.head) for column in sheet.columns], *([*map(styled, line)] for line in sheet.lines)]
