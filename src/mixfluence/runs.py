@@ -173,10 +173,7 @@ class Stopwatch:
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seed, in the order of their first run.
-
-    A seed that occurs twice, as in a copy of a run, is not further evidence and starts another group.
-    """
+    """Group runs that differ only in their seed; a seed that occurs twice, as in a copy, starts another group."""
     members: dict[tuple[str, int], list[tuple[str, Run]]] = {}
     seen: Counter[tuple[str, int]] = Counter()
     for number, (label, run) in enumerate(zip(run_labels([run.path for run in runs]), runs, strict=True)):

@@ -10,20 +10,13 @@ from typing import Literal
 import numpy as np
 
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.significance import (
-    ROUNDS,
-    Vector,
-    average_difference,
-    bootstrap_interval,
-    holm,
-    randomisation_test,
-    t_test,
-)
+from mixfluence.evaluation import significance
+from mixfluence.evaluation.significance import ROUNDS, Vector
 from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
 TestName = Literal["t", "randomisation"]
-TESTS = {"t": t_test, "randomisation": randomisation_test}
+TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
 # Less is not a cost to divide by.
 LEAST_HOURS = 1e-9
@@ -37,9 +30,7 @@ class Difference:
     """Result of one paired test.
 
     Attributes:
-        queries: Number of queries.
         difference: First minus second, in points.
-        p: The p-value.
         p_holm: The p-value after Holm's correction over test sets; equal to `p` for the average, a single test.
         interval: 95% bootstrap interval of the difference in points, if requested.
     """
@@ -77,7 +68,6 @@ class Comparison:
         tests: Names of all test sets.
         averaged: Test sets that every finished group has; averages are over these.
         notes: Sentences about what differs besides the sampler.
-        contrast: Paired tests between two groups, if there are any.
     """
 
     measure: str
@@ -141,7 +131,6 @@ def compare(
 
     Raises:
         DataError: If a run has not finished, or runs have different test sets.
-        RecipeError: If `between` does not name two groups.
     """
     groups = tuple(group_by_seed(runs))
     tests = _same_tests(groups)
@@ -174,32 +163,34 @@ def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int,
         if first == second:
             raise RecipeError(f"--between {between[0]} {between[1]}: both are row {first + 1}, expected two rows")
         return first, second
-    averages = [comparison.average(group) for group in groups]
-    best = sorted(range(len(groups)), key=lambda place: -(score.mean if (score := averages[place]) else 0.0))
+    means = [score.mean for group in groups if (score := comparison.average(group))]
+    best = sorted(range(len(groups)), key=lambda place: -means[place])
     return (best[0], best[1]) if len(groups) > 1 else None
 
 
 def _position(groups: Sequence[Group], word: str) -> int:
-    named = [place for place, group in enumerate(groups) if word in group.labels]
-    numbered = [place for place in range(len(groups)) if word == str(place + 1)]
-    if not named + numbered:
-        known = ", ".join(f"{place} {group.label}" for place, group in enumerate(groups, start=1))
-        raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
-    return (named + numbered)[0]
+    """Return the position of the group with a run of that name, or else the position that the word is."""
+    for place, group in enumerate(groups):
+        if word in group.labels:
+            return place
+    if word.isdecimal() and 1 <= int(word) <= len(groups):
+        return int(word) - 1
+    known = ", ".join(f"{place} {group.label}" for place, group in enumerate(groups, start=1))
+    raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
 
 
 def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, bootstrap: bool) -> Contrast:
     """Test the per-query scores of two groups, paired by query, each score the mean over the group's seeds."""
 
     def difference(values: Sequence[Vector], p: float, p_holm: float) -> Difference:
-        interval = bootstrap_interval(values) if bootstrap else None
-        return Difference(sum(map(len, values)), average_difference(values), p, p_holm, interval)
+        interval = significance.bootstrap_interval(values) if bootstrap else None
+        return Difference(sum(map(len, values)), significance.average_difference(values), p, p_holm, interval)
 
     first, second = (comparison.groups[place] for place in pair)
     names, measure = comparison.tests, comparison.measure
     found = [_per_query(first, name, measure) - _per_query(second, name, measure) for name in names]
     p_values = [TESTS[test]([values]) for values in found]
-    by_test = zip(names, found, p_values, holm(p_values), strict=True)
+    by_test = zip(names, found, p_values, significance.holm(p_values), strict=True)
     results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
     p = TESTS[test](found)
     return Contrast(*pair, test, difference(found, p, p), results)

@@ -48,9 +48,9 @@ def by_dataset(states: States, shown: Sequence[str], *, others: bool = True) -> 
 
 
 def sampling_states(trace: Sequence[TraceLine]) -> States:
-    """Return the probabilities at the start, and after each step that has a line."""
+    """Return the probabilities at the start, and after each step that has a line, thinned."""
     by_step = {line["step"]: line["weights"] for line in trace[1:]}
-    return [(0, trace[1]["weights"]), *by_step.items()]
+    return thin([(0, trace[1]["weights"]), *by_step.items()], 1)
 
 
 def drawn_shares(trace: Sequence[TraceLine]) -> States:

@@ -14,18 +14,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mixfluence import runs
 from mixfluence.display import duration, mixture_table
 from mixfluence.report.tables import measure_table
-from mixfluence.runs import (
-    CHECKPOINTS_FOLDER,
-    MANIFEST_FILE,
-    RECIPE_FILE,
-    STAGES_FOLDER,
-    TRACE_FILE,
-    Run,
-    TraceLine,
-    read_run,
-)
+from mixfluence.runs import Run, TraceLine, read_run
 from mixfluence.strategies import FINAL
 
 # A trace that has not grown for this many times its longest pause, and at least a minute, has probably ended.
@@ -96,12 +88,12 @@ def read_status(path: Path, now: float | None = None) -> Status:
     stages = {stage.name: stage.steps for stage in run.recipe.strategy.stages(run.recipe)}
     started = [name for name in stages if run.stages.get(name)]
     stage = FINAL if run.trace or not started else started[-1]
-    trace, folder = (run.trace, path) if stage == FINAL else (run.stages[stage], path / STAGES_FOLDER / stage)
-    changed = (folder / TRACE_FILE if trace else path / RECIPE_FILE).stat().st_mtime
+    trace, folder = (run.trace, path) if stage == FINAL else (run.stages[stage], path / runs.STAGES_FOLDER / stage)
+    changed = (folder / runs.TRACE_FILE if trace else path / runs.RECIPE_FILE).stat().st_mtime
     silent = (time.time() if now is None else now) - changed
     pauses = [after["seconds"] - before["seconds"] for before, after in pairwise(trace)]
     ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
-    manifests = (folder / CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{MANIFEST_FILE}")
+    manifests = (folder / runs.CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{runs.MANIFEST_FILE}")
     checkpoint = max((int(file.parent.name.rpartition("-")[2]) for file in manifests), default=None)
     return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None)
 

@@ -9,20 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
 from mixfluence.report.labels import method_of, pool_labels
-from mixfluence.report.tables import (
-    Cell,
-    Column,
-    Screen,
-    Sheet,
-    latex_table,
-    markdown_table,
-    markdown_text,
-    numbers,
-    printable,
-    words,
-)
+from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
 FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
@@ -86,12 +76,10 @@ def _score_sheet(comparison: Comparison, keys: Sequence[Column], method: Sequenc
         # Scores that print the same are equally good; if all do, none is bold.
         shown = {round(score.mean, 1) for score in scores if score}
         best = max(shown) if len(shown) > 1 else None
-        cells = [
-            Cell(points(score), round(score.mean, 1) == best, SIGNIFICANT if place == better else "")
-            if score
-            else Cell(MISSING)
-            for place, score in enumerate(scores)
-        ]
+        cells = []
+        for place, score in enumerate(scores):
+            mark = SIGNIFICANT if place == better else ""
+            cells.append(Cell(points(score), round(score.mean, 1) == best, mark) if score else Cell(MISSING))
         columns.append(Column(head or "average", tuple(cells)))
     return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys) or 2)
 
@@ -150,15 +138,15 @@ def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
         yield "Each query's mean over seeds is tested: the result is valid for other queries, not for other seeds."
 
 
-def to_terminal(comparison: Comparison) -> Screen:
+def to_terminal(comparison: Comparison) -> tables.Screen:
     """Return tables and notes for a terminal."""
-    return Screen(make_sheets(comparison, for_print=False), make_notes(comparison))
+    return tables.Screen(make_sheets(comparison, for_print=False), make_notes(comparison))
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return tables and notes as GitHub Markdown."""
-    tables = [markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
-    return "\n".join([*tables, "".join(f"- {markdown_text(note)}\n" for note in make_notes(comparison))])
+    parts = [tables.markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
+    return "\n".join([*parts, "".join(f"- {tables.markdown_text(note)}\n" for note in make_notes(comparison))])
 
 
 def to_latex(comparison: Comparison) -> str:
@@ -168,8 +156,8 @@ def to_latex(comparison: Comparison) -> str:
     if comparison.contrast:
         # The meaning of the marks belongs in the caption.
         scores = replace(scores, title=f"{scores.title}. {notes.pop(0)}")
-    comments = [f"% {printable(note)}" for note in notes]
-    return "\n".join([r"% \usepackage{booktabs}", *comments, *map(latex_table, [scores, *others])]) + "\n"
+    comments = [f"% {tables.printable(note)}" for note in notes]
+    return "\n".join([r"% \usepackage{booktabs}", *comments, *map(tables.latex_table, [scores, *others])]) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
