@@ -94,7 +94,7 @@ def influences(trace: Sequence[TraceLine]) -> dict[str, States]:
     if not any(values for _, values in found["all"]):
         return {}
     key = "influence_on" if any(update.get("influence_on") for _, update in updates) else "on_targets"
-    targets = next((update[key] for _, update in updates if update.get(key)), {})
+    targets: Mapping[str, Any] = next((update[key] for _, update in updates if update.get(key)), {})
     if len(targets) > 1:
         for target in targets:
             found[target] = [(step, (update.get(key) or {}).get(target, {})) for step, update in updates]
