@@ -32,15 +32,11 @@ def sparkline(values: Sequence[float], width: int = HISTORY_WIDTH) -> str:
 
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if (whole := round(seconds)) < 60:
-        return f"{whole} s"
-    if whole < 600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(seconds / 60)
+    whole, minutes = round(seconds), round(seconds / 60)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
     if minutes < 60:
-        return f"{minutes} min"
+        return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{minutes} min"
     hours = minutes // 60
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
 
@@ -56,12 +52,7 @@ def largest(weights: Mapping[str, float], count: int) -> list[str]:
 
 
 def mixture_table(history: Sequence[Mapping[str, float]], influence: Mapping[str, float]) -> Table:
-    """Return the most likely datasets with probability, history and last influence.
-
-    Args:
-        history: Probabilities of the datasets, oldest first; not empty.
-        influence: The last influence of each measured dataset.
-    """
+    """Return the most likely datasets with probability, history (oldest first) and last influence."""
     now = history[-1]
     shown = largest(now, MOST_DATASETS)
     table = Table.grid(padding=(0, 2))

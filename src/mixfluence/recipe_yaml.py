@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,7 +76,13 @@ def shipped_recipes() -> list[Path]:
     return sorted(RECIPES.glob("*.yaml"), key=lambda path: path.stem)
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missing: bool = False) -> Recipe:
+def load_recipe(
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    files_may_be_missing: bool = False,
+    upgrade: Callable[[dict[str, Any]], None] | None = None,
+) -> Recipe:
     """Read and validate a recipe.
 
     A recipe with `extends: NAME` inherits every top-level key of that recipe that it does not set itself.
@@ -85,8 +91,11 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, files_may_be_missi
         path: The YAML file.
         overrides: Texts such as `training.steps=100`; the value is parsed as YAML.
         files_may_be_missing: Validate the recipe without checking that its data files exist.
+        upgrade: Changes the parsed values of a recipe of an earlier version in place.
     """
     data, tree = _read(path)
+    if upgrade:
+        upgrade(data)
     for override in overrides:
         _apply(override, data)
     try:

@@ -51,17 +51,17 @@ TraceLine = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run folder, finished or not.
+    """Contents of a run folder. Record, scores and weights are empty if the run has not finished.
 
     Attributes:
         path: The folder.
         recipe: The recipe with every default filled in.
-        record: Versions, cost and scores; empty if the run has not finished.
+        record: Versions, cost and scores.
         trace: Lines of the trace, in order; see `MixtureCallback`.
-        scores: Per-query scores of each test set; empty if the run has not finished.
-        weights: Final probability of each dataset; empty if the run has not finished.
+        scores: Per-query scores of each test set.
+        weights: Final probability of each dataset.
         stages: Traces of the earlier stages, for a method of several.
-        dev: Queries of each dev set with their ranks, in the order of the recipe.
+        dev: Queries of each dev set with their ranks.
     """
 
     path: Path
@@ -83,13 +83,8 @@ class Run:
         """Name of a model that was only tested, such as "zero-shot" or "bm25"; None for a training run."""
         return self.record["reference"] if self.record.get("kind") == "test" else None
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a finished run used a GPU."""
-        return any(self.record.get("gpu_hours", {}).values())
-
     def hours(self, on_gpu: bool) -> dict[str, float]:
-        """Return GPU-hours, or wall-clock hours, by part (those of `PARTS`); empty if nothing was trained.
+        """Return GPU-hours, or wall-clock hours, by part; empty if nothing was trained.
 
         Reading data, tokenizing and testing cost the same for every sampler and are left out.
         """
@@ -122,12 +117,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs whose recipes are equal but for name, seed and output.
-
-    Attributes:
-        labels: Short unique name of each run.
-        runs: The runs, at least one. An unfinished run is a group of its own.
-    """
+    """Runs whose recipes are equal but for name, seed and output; each has a short unique label."""
 
     labels: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -141,11 +131,6 @@ class Group:
     def recipe(self) -> Recipe:
         """Recipe of the first run."""
         return self.runs[0].recipe
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds in the order of the runs."""
-        return tuple(run.recipe.seed for run in self.runs)
 
     @property
     def finished(self) -> bool:
@@ -187,16 +172,8 @@ class Stopwatch:
             self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect results."""
-    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
-
-
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seed, in the order of their first run.
-
-    A seed that occurs twice, as in a copy of a run, is not further evidence and starts another group.
-    """
+    """Group runs that differ only in their seed; a seed that occurs twice, as in a copy, starts another group."""
     members: dict[tuple[str, int], list[tuple[str, Run]]] = {}
     seen: Counter[tuple[str, int]] = Counter()
     for number, (label, run) in enumerate(zip(run_labels([run.path for run in runs]), runs, strict=True)):
@@ -214,21 +191,15 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run_recipe(path: Path) -> Recipe:
-    """Read the recipe of a run folder; `read_run` reads everything.
-
-    Raises:
-        DataError: If it is not a run folder; the message lists runs inside it. Also if another version of mixfluence
-            wrote a recipe that this one cannot read.
-        RecipeError: If the recipe is wrong.
-    """
+    """Read the recipe of a run folder; `read_run` reads everything."""
     from mixfluence.recipe_yaml import load_recipe
 
     if not (path / RECIPE_FILE).is_file():
-        inside = sorted(file.parent for file in path.glob(f"*/{RECIPE_FILE}"))
-        hint = f"; it contains runs: {', '.join(map(str, inside[:3]))}{' ...' if inside[3:] else ''}"
-        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint if inside else ''}")
+        inside = sorted(str(file.parent) for file in path.glob(f"*/{RECIPE_FILE}"))
+        hint = f"; it contains runs: {', '.join(inside)}" if inside else ""
+        raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint}")
     try:
-        return load_recipe(path / RECIPE_FILE, files_may_be_missing=True)
+        return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
         record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
         writer = record.get("versions", {}).get("mixfluence", "")
@@ -237,12 +208,18 @@ def read_run_recipe(path: Path) -> Recipe:
         raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
 
 
-def read_run(path: Path) -> Run:
-    """Read a run folder.
+def _upgrade(recipe: dict[str, Any]) -> None:
+    """Rename what version 0.1.0 called otherwise: `training.host`, and `host` as place of a probe's snapshot."""
+    training, strategy = recipe.get("training"), recipe.get("strategy")
+    if isinstance(training, dict) and "host" in training:
+        training["trainer_args"] = training.pop("host")
+    probe = strategy.get("probe") if isinstance(strategy, dict) else None
+    if isinstance(probe, dict) and probe.get("snapshot") == "host":
+        probe["snapshot"] = "cpu"
 
-    Raises:
-        DataError: If it is not a run folder, or one of its files is damaged.
-    """
+
+def read_run(path: Path) -> Run:
+    """Read a run folder; a `DataError` names the file that is damaged."""
     from mixfluence.data.weights import read_weights
     from mixfluence.evaluation.dev_queries import read_dev_queries
     from mixfluence.evaluation.results import read_evaluation
@@ -254,6 +231,7 @@ def read_run(path: Path) -> Run:
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
+    stages = {stage.name: path / STAGES_FOLDER / stage.name / TRACE_FILE for stage in recipe.strategy.stages(recipe)}
     return Run(
         path,
         recipe,
@@ -261,7 +239,7 @@ def read_run(path: Path) -> Run:
         read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else [],
         {name: scores[name] for name in tested},
         read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {},
-        _read_stages(path / STAGES_FOLDER, list(record.get("stages", {}))),
+        {name: read_trace(trace) for name, trace in stages.items() if trace.exists()},
         {name: dev[name] for name in recipe.dev if name in dev},
     )
 
@@ -270,9 +248,6 @@ def read_trace(path: Path) -> list[TraceLine]:
     """Return the lines of a trace, without a last line that was cut off by a crash.
 
     The first line describes the datasets, all others have weights; see `MixtureCallback`.
-
-    Raises:
-        DataError: If the file is missing or a line of it is damaged.
     """
     trace: list[TraceLine] = []
     for number, text in enumerate(_read_bytes(path).split(b"\n")[:-1], start=1):
@@ -283,11 +258,7 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run, of a stage or of a model that was only tested, with its "kind".
-
-    Raises:
-        DataError: If the file is missing or damaged, or a newer version of mixfluence wrote it.
-    """
+    """Return the record of a run, of a stage or of a model that was only tested, with its "kind"."""
     record = _parse(_read_bytes(path), (), f"{path}: not a record")
     if record.get("format", 1) > FORMAT:
         writer = record.get("versions", {}).get("mixfluence", "unknown")
@@ -299,15 +270,8 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
-    """Write a record, the last file of a run, of a stage or of a test: what has one is finished."""
+    """Write a record, the last file of a run, of a stage or of a test: whatever has one is finished."""
     write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
-
-
-def _read_stages(folder: Path, order: list[str]) -> dict[str, list[TraceLine]]:
-    """Return the traces of stages in the order they ran; that of a finished run is in its record."""
-    traces = sorted(folder.glob(f"*/{TRACE_FILE}"), key=lambda path: path.stat().st_mtime)
-    found = {path.parent.name: path for path in traces}
-    return {name: read_trace(found[name]) for name in dict.fromkeys([*order, *found]) if name in found}
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -320,17 +284,22 @@ def _read_bytes(path: Path) -> bytes:
 def _parse(text: bytes, required: Sequence[str], problem: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{problem} ({error})") from error
+    if not isinstance(data, dict):
+        raise DataError(f"{problem} (expected a mapping)")
     return _require(data, required, problem)
 
 
-def _require(data: Any, keys: Sequence[str], problem: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise DataError(f"{problem} (expected a mapping)")
+def _require(data: dict[str, Any], keys: Sequence[str], problem: str) -> dict[str, Any]:
     if missing := [key for key in keys if key not in data]:
         raise DataError(f"{problem} ({missing[0]!r} is missing)")
     return data
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect results."""
+    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
 
 
 def _version(package: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import typer
-from mixfluence.stages import build_strategy
 from typer.testing import CliRunner, Result
 
 from mixfluence.cli.runs import compare, weights
@@ -128,7 +127,8 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     record["tests"]["big"]["fingerprint"] = "0" * 32
     (other / "record.json").write_text(json.dumps(record), encoding="utf-8")
     message = refusal(DataError, "compare", runs / "static", other)
-    assert message.startswith("static and other cannot be compared: their test sets big ")
+    assert message.startswith("static and other cannot be compared: ")
+    assert " big " in message
 
 
 @pytest.mark.parametrize("method", [*SETTINGS, "replay"])
@@ -139,7 +139,7 @@ def test_weights_start_another_run(runs: Path, tmp_path: Path, method: str) -> N
     assert printed("weights", runs / method, "-o", path) == ""
     assert path.read_text(encoding="utf-8") == text
     recipe = load_recipe(runs / "static" / "recipe.yaml", [f"strategy={{name: static, init: {{file: {path}}}}}"])
-    strategy = build_strategy(recipe)
+    strategy = recipe.strategy
     strategy.start(dict.fromkeys(recipe.train, 100))
     learned = json.loads(text)
     assert strategy.weights().tolist() == pytest.approx([learned[name] for name in recipe.train])

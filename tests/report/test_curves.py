@@ -16,6 +16,7 @@ from mixfluence.report.curves import (
     FEWEST_POINTS,
     MOST_DATASETS,
     MOST_POINTS,
+    Points,
     by_dataset,
     dev_evals,
     drawn_shares,
@@ -23,8 +24,8 @@ from mixfluence.report.curves import (
     final_weights,
     influences,
     sampling_states,
+    shown_datasets,
     thin,
-    updates_of,
 )
 from mixfluence.runs import read_run
 from tests.test_methods import SETTINGS
@@ -44,20 +45,17 @@ def trace_of(names: list[str], steps: int, **update: Any) -> list[dict[str, Any]
 
 
 def test_probabilities_start_at_step_0_and_end_with_the_last_line_of_a_step() -> None:
-    states = sampling_states(trace_of(["a", "b"], 4, influence={"a": 1.0, "b": 2.0}))
-    assert [line["step"] for line in states] == [0, 1, 2, 3, 4]
-    names, series = by_dataset([line["weights"] for line in states], ["a", "b"])
-    assert names == ["a", "b"]
-    assert series == {"a": [0.5, 0.5, 0.5, 0.5, 1.0], "b": [0.5, 0.5, 0.5, 0.5, 0.0]}
+    series = by_dataset(sampling_states(trace_of(["a", "b"], 4, influence={"a": 1.0, "b": 2.0})), ["a", "b"])
+    assert list(series) == ["a", "b"]
+    assert series["a"] == [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5), (4, 1.0)]
+    assert series["b"] == [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5), (4, 0.0)]
 
 
 def test_drawn_shares_count_rows_in_windows() -> None:
     lines = trace_of(["a", "b"], 16)
     lines[1]["rows"] = [12]
-    windows, shares = drawn_shares(lines)
-    assert windows == [8, 16]
     # Eight batches per window, four of each dataset; one of b's has 12 rows instead of 4.
-    assert shares == [{"a": 0.4, "b": 0.6}, {"a": 0.5, "b": 0.5}]
+    assert drawn_shares(lines) == [(8, {"a": 0.4, "b": 0.6}), (16, {"a": 0.5, "b": 0.5})]
     assert epochs(lines) == {"a": 3.2, "b": 4.0}
     assert epochs(lines[:1]) == {}
 
@@ -66,26 +64,34 @@ def test_long_series_are_thinned_but_keep_both_ends() -> None:
     found = thin(range(1000), 1)
     assert (len(found), found[0], found[-1]) == (MOST_POINTS, 0, 999)
     assert len(thin(range(1000), 10**6)) == FEWEST_POINTS
-    assert len(drawn_shares(trace_of(["a", "b"], 1000))[0]) <= 24
+    assert len(drawn_shares(trace_of(["a", "b"], 1000))) <= 24
 
 
 def test_many_datasets_become_the_largest_and_the_rest() -> None:
     names = [f"d{number}" for number in range(100)]
-    lines = [dict.fromkeys(names, 0.01), {name: (0.5 if name in ("d7", "d99") else 0.0) for name in names}]
-    shown, series = by_dataset(lines, names)
-    assert len(shown) == len(series) == MOST_DATASETS
-    assert shown[-1] == "77 others"
-    assert {"d7", "d99"} < set(shown)
-    for column in zip(*series.values(), strict=True):
-        assert sum(value or 0 for value in column) == pytest.approx(1)
+    trace = trace_of(names, 2)
+    trace[2]["weights"] = {name: (0.5 if name in ("d7", "d99") else 0.0) for name in names}
+    series = by_dataset(sampling_states(trace), shown_datasets(trace))
+    assert len(series) == MOST_DATASETS
+    assert list(series)[-1] == "77 others"
+    assert {"d7", "d99"} < set(series)
+    assert totals(series) == pytest.approx([1, 1, 1])
 
 
 def test_influences_are_by_target_and_one_target_stands_for_all() -> None:
-    update: dict[str, Any] = {"influence": {"a": None}, "on_targets": {"x": {"a": 1.0}, "y": {}}}
-    assert influences(trace_of(["a", "b"], 2, **update)) == {"all": [{"a": None}], "x": [{"a": 1.0}], "y": [{}]}
+    update: dict[str, Any] = {"influence": {"a": None, "b": 2.0}, "on_targets": {"x": {"a": 1.0}, "y": {}}}
+    found = influences(trace_of(["a", "b"], 2, **update))
+    assert found == {"all": [(2, {"a": None, "b": 2.0})], "x": [(2, {"a": 1.0})], "y": [(2, {})]}
+    # What was not measured is missing.
+    assert by_dataset(found["all"], ["a", "b"]) == {"a": [], "b": [(2, 2.0)]}
     update["on_targets"].pop("y")
     assert list(influences(trace_of(["a", "b"], 2, **update))) == ["all"]
     assert influences(trace_of(["a", "b"], 2)) == {}
+
+
+def totals(series: dict[str, Points]) -> list[float]:
+    """The sum over all series at each step."""
+    return [sum(value for _, value in points) for points in zip(*series.values(), strict=True)]
 
 
 @pytest.mark.slow
@@ -93,11 +99,9 @@ def test_series_of_real_runs_add_up(runs: Path) -> None:
     for name in [*SETTINGS, "replay", "killed"]:
         run = read_run(runs / name)
         for trace in (run.trace, *run.stages.values()):
-            datasets = list(trace[0]["datasets"])
-            states = [line["weights"] for line in sampling_states(trace)]
-            for lines in (states, drawn_shares(trace)[1]):
-                for column in zip(*by_dataset(lines, datasets)[1].values(), strict=True):
-                    assert sum(value or 0 for value in column) == pytest.approx(1, abs=1e-4)
+            for states in (sampling_states(trace), drawn_shares(trace)):
+                series = by_dataset(states, shown_datasets(trace))
+                assert totals(series) == pytest.approx([1] * len(states), abs=1e-4)
         if run.finished:
             sizes = run.record["datasets"]
             drawn = {dataset: value * sizes[dataset]["rows"] for dataset, value in epochs(run.trace).items()}
@@ -108,12 +112,11 @@ def test_series_of_real_runs_add_up(runs: Path) -> None:
 @pytest.mark.slow
 def test_influences_of_real_runs_are_those_of_the_trace(runs: Path) -> None:
     trace = read_run(runs / "inf-dds").trace
-    updates = [line for line in trace if "update" in line]
-    assert updates_of(trace) == updates
+    updates = [(line["step"], line["update"]) for line in trace if "update" in line]
     found = influences(trace)
     assert list(found) == ["all", "big", "small"]
-    assert found["all"] == [line["update"]["influence"] for line in updates]
-    assert found["small"] == [line["update"]["on_targets"]["small"] for line in updates]
+    assert found["all"] == [(step, update["influence"]) for step, update in updates]
+    assert found["small"] == [(step, update["on_targets"]["small"]) for step, update in updates]
     assert influences(read_run(runs / "aioli").trace)
 
 

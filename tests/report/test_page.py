@@ -21,7 +21,7 @@ import pytest
 from mixfluence.cli.runs import report
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
-from mixfluence.report.page import LONGEST_TEXT, SHORTEST_TEXT, best_and_worst, longest_text, render_page
+from mixfluence.report.page import LONGEST_TEXT, best_and_worst, render_page
 from mixfluence.runs import Run, read_run
 
 NASTY = "</title></svg></script><script>alert(1)</script><!-- \" ' $title & \u2028 <img src=x onerror=alert(1)>"
@@ -160,9 +160,7 @@ def test_no_query_is_both_and_none_of_a_few_is_left_out(count: int) -> None:
 
 
 @pytest.mark.slow
-def test_texts_are_cut_shorter_on_a_page_of_many_dev_sets() -> None:
-    assert longest_text(0) == longest_text(1) == LONGEST_TEXT
-    assert LONGEST_TEXT > longest_text(50) > SHORTEST_TEXT == longest_text(100_000)
+def test_long_texts_are_cut() -> None:
     run = read_run(OLD / "doremi")
     dev = {"blue": [replace(query, positive="x" * 300) for query in run.dev["blue"]]}
     text = render_page([replace(run, dev=dev)])

@@ -18,7 +18,8 @@ import pytest
 
 from mixfluence import runs as module
 from mixfluence.cli.runs import compare, report
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.status import read_status
 from mixfluence.runs import (
     FORMAT,
@@ -105,6 +106,8 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     guided, staged = read_run(old / "inf-dds"), read_run(old / "doremi")
     assert (guided.record["kind"], guided.record["versions"]["mixfluence"]) == ("run", "0.1.0")
     assert guided.trace[-1]["step"] == 24
+    assert guided.recipe.training.trainer_args == {"dataloader_num_workers": 2}
+    assert guided.recipe.strategy.model_dump()["probe"]["snapshot"] == "cpu"
     assert list(staged.stages) == ["reference", "proxy"]
     assert read_record(old / "doremi" / "stages" / "proxy" / RECORD_FILE)["kind"] == "stage"
     assert read_status(old / "doremi").state == "finished"
@@ -113,6 +116,11 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     assert [row["average"]["mean"] for row in rows] == [pytest.approx(49.1, abs=0.1), pytest.approx(43.4, abs=0.1)]
     report([old / "inf-dds", old / "doremi"], old / "page.html")
     assert "wrote" in capsys.readouterr().err
+
+
+def test_a_run_of_version_0_1_0_is_not_resumed(old: Path) -> None:
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:\d+: .*'host'"):
+        load_recipe(old / "inf-dds" / "recipe.yaml", files_may_be_missing=True)
 
 
 @pytest.mark.slow

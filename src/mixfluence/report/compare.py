@@ -1,33 +1,28 @@
-"""Compare runs: scores and cost of each group of seeds, and paired tests between two groups."""
+"""Compare runs: scores and cost of each group of seeds, paired tests between two groups, and what else differs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from mixfluence.errors import RecipeError
-from mixfluence.evaluation.significance import (
-    ROUNDS,
-    Vector,
-    average_difference,
-    bootstrap_interval,
-    holm,
-    randomisation_test,
-    t_test,
-)
-from mixfluence.report.fairness import check_same_tests, differences, notes_on_tests
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.evaluation import significance
+from mixfluence.evaluation.significance import ROUNDS, Vector
 from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
 TestName = Literal["t", "randomisation"]
-TESTS = {"t": t_test, "randomisation": randomisation_test}
+TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
 # Less is not a cost to divide by.
 LEAST_HOURS = 1e-9
 _UNITS = {"hours": 1, "minutes": 60, "seconds": 3600}
+# Keys that affect neither results nor cost.
+_INCIDENTAL = {"training.log_every", "training.save_every"}
 
 
 @dataclass(frozen=True)
@@ -35,9 +30,7 @@ class Difference:
     """Result of one paired test.
 
     Attributes:
-        queries: Number of queries.
         difference: First minus second, in points.
-        p: The p-value.
         p_holm: The p-value after Holm's correction over test sets; equal to `p` for the average, a single test.
         interval: 95% bootstrap interval of the difference in points, if requested.
     """
@@ -56,15 +49,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Paired tests between two groups.
-
-    Attributes:
-        first: Position of one group.
-        second: Position of the other.
-        test: Name of the test.
-        average: Test of the average over test sets, all weighted equally.
-        tests: Test of each test set.
-    """
+    """Paired tests between two groups, given by their positions: of the average over test sets, and of each."""
 
     first: int
     second: int
@@ -82,7 +67,6 @@ class Comparison:
         groups: Groups in the order of their first run.
         tests: Names of all test sets.
         averaged: Test sets that every finished group has; averages are over these.
-        contrast: Paired tests between two groups, if there are any.
         notes: Sentences about what differs besides the sampler.
     """
 
@@ -90,14 +74,14 @@ class Comparison:
     groups: tuple[Group, ...]
     tests: tuple[str, ...]
     averaged: tuple[str, ...]
-    contrast: Contrast | None
     notes: tuple[str, ...]
+    contrast: Contrast | None = None
 
     @property
     def on_gpu(self) -> bool:
         """Whether costs are GPU-hours: every training run used a GPU."""
         runs = [run for group in self.groups for run in group.runs if run.finished and not run.untrained]
-        return bool(runs) and all(run.on_gpu for run in runs)
+        return bool(runs) and all(any(run.record["gpu_hours"].values()) for run in runs)
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -147,25 +131,28 @@ def compare(
 
     Raises:
         DataError: If a run has not finished, or runs have different test sets.
-        RecipeError: If `between` does not name two groups.
     """
-    groups = group_by_seed(runs)
-    tests = check_same_tests(groups)
-    found = Comparison(measure, tuple(groups), tests, tests, None, tuple(differences(groups)))
+    groups = tuple(group_by_seed(runs))
+    tests = _same_tests(groups)
+    found = Comparison(measure, groups, tests, tests, tuple(_differences(groups)))
     pair = _pair(found, between)
-    contrast = _contrast(found, pair, test, bootstrap) if pair else None
-    return Comparison(measure, found.groups, tests, tests, contrast, found.notes)
+    return replace(found, contrast=_contrast(found, pair, test, bootstrap)) if pair else found
 
 
 def overview(runs: Sequence[Run]) -> Comparison:
     """Put any runs side by side, finished or not, on whatever test sets; notes say what must not be compared."""
-    groups = group_by_seed(runs)
+    groups = tuple(group_by_seed(runs))
     finished = [group for group in groups if group.finished]
     scores = [group.scores() for group in finished]
     tests = tuple(dict.fromkeys(test for own in scores for test in own))
     averaged = tuple(test for test in tests if all(test in own for own in scores))
-    notes = (*notes_on_tests(finished, tests, averaged), *differences(finished))
-    return Comparison(MEASURE, tuple(groups), tests, averaged, None, notes)
+    notes = list(_differences(finished))
+    if tests != averaged:
+        notes.append(f"runs have different test sets; averages are over {', '.join(averaged) or 'none'}")
+    for test in tests:
+        if _changed(test, [run for _, run in labelled(finished)]):
+            notes.append(f"queries, passages or judgements of {test} differ, so that its scores cannot be compared")
+    return Comparison(MEASURE, groups, tests, averaged, tuple(notes))
 
 
 def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int, int] | None:
@@ -176,32 +163,37 @@ def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int,
         if first == second:
             raise RecipeError(f"--between {between[0]} {between[1]}: both are row {first + 1}, expected two rows")
         return first, second
-    averages = [comparison.average(group) for group in groups]
-    best = sorted(range(len(groups)), key=lambda place: -(score.mean if (score := averages[place]) else 0.0))
+    means = [score.mean for group in groups if (score := comparison.average(group))]
+    best = sorted(range(len(groups)), key=lambda place: -means[place])
     return (best[0], best[1]) if len(groups) > 1 else None
 
 
 def _position(groups: Sequence[Group], word: str) -> int:
-    named = [place for place, group in enumerate(groups) if word in group.labels]
-    numbered = [place for place in range(len(groups)) if word == str(place + 1)]
-    if not named + numbered:
-        known = ", ".join(f"{place} {group.label}" for place, group in enumerate(groups, start=1))
-        raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
-    return (named + numbered)[0]
+    """Return the position of the group with a run of that name, or else the position that the word is."""
+    for place, group in enumerate(groups):
+        if word in group.labels:
+            return place
+    if word.isdecimal() and 1 <= int(word) <= len(groups):
+        return int(word) - 1
+    known = ", ".join(f"{place} {group.label}" for place, group in enumerate(groups, start=1))
+    raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
 
 
 def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, bootstrap: bool) -> Contrast:
     """Test the per-query scores of two groups, paired by query, each score the mean over the group's seeds."""
+
+    def difference(values: Sequence[Vector], p: float, p_holm: float) -> Difference:
+        interval = significance.bootstrap_interval(values) if bootstrap else None
+        return Difference(sum(map(len, values)), significance.average_difference(values), p, p_holm, interval)
+
     first, second = (comparison.groups[place] for place in pair)
-    found = {
-        name: _per_query(first, name, comparison.measure) - _per_query(second, name, comparison.measure)
-        for name in comparison.tests
-    }
-    p_values = [TESTS[test]([values]) for values in found.values()]
-    by_test = zip(found.items(), p_values, holm(p_values), strict=True)
-    results = {name: _difference([values], p, p_holm, bootstrap) for (name, values), p, p_holm in by_test}
-    p = TESTS[test](list(found.values()))
-    return Contrast(*pair, test, _difference(list(found.values()), p, p, bootstrap), results)
+    names, measure = comparison.tests, comparison.measure
+    found = [_per_query(first, name, measure) - _per_query(second, name, measure) for name in names]
+    p_values = [TESTS[test]([values]) for values in found]
+    by_test = zip(names, found, p_values, significance.holm(p_values), strict=True)
+    results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
+    p = TESTS[test](found)
+    return Contrast(*pair, test, difference(found, p, p), results)
 
 
 def _per_query(group: Group, dataset: str, measure: str) -> Vector:
@@ -212,6 +204,54 @@ def _per_query(group: Group, dataset: str, measure: str) -> Vector:
     return mean
 
 
-def _difference(values: Sequence[Vector], p: float, p_holm: float, bootstrap: bool) -> Difference:
-    interval = bootstrap_interval(values) if bootstrap else None
-    return Difference(sum(map(len, values)), average_difference(values), p, p_holm, interval)
+def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return the test sets of the runs; an error if a run has none, or two runs differ in them."""
+    runs = list(labelled(groups))
+    for name, run in runs:
+        if not run.scores:
+            raise DataError(f"{name}: the run has {'no test results' if run.finished else 'not finished'}")
+    (first, run), *others = runs
+    for name, other in others:
+        both = f"{first} and {name} cannot be compared"
+        if unshared := run.scores.keys() ^ other.scores.keys():
+            raise DataError(f"{both}: only one of them was tested on {', '.join(sorted(unshared))}")
+        for test, scores in run.scores.items():
+            if _changed(test, [run, other]) or scores.per_query.keys() != other.scores[test].per_query.keys():
+                raise DataError(f"{both}: queries, passages or judgements of {test} differ")
+    return tuple(run.scores)
+
+
+def _differences(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a sentence for everything but the sampler that differs: model, training, selection, GPUs, data."""
+    budgets = {group.label: _budget(group.runs[0]) for group in groups if not group.runs[0].untrained}
+    for key in dict.fromkeys(key for budget in budgets.values() for key in budget):
+        holders: dict[str, list[str]] = {}
+        for name, budget in budgets.items():
+            holders.setdefault(budget.get(key, "none"), []).append(name)
+        if len(holders) > 1:
+            yield f"{key} differs: " + "; ".join(f"{value} in {', '.join(names)}" for value, names in holders.items())
+    # Records of runs that draw clusters list clusters, not datasets.
+    runs = [run for _, run in labelled(groups) if not run.recipe.strategy.clusters]
+    for dataset in dict.fromkeys(name for run in runs for name in run.record.get("datasets", {})):
+        if _changed(dataset, runs, "datasets"):
+            yield f"training rows of {dataset} differ between runs"
+
+
+def _budget(run: Run) -> dict[str, str]:
+    recipe = run.recipe.model_dump(mode="json", include={"model", "training", "selection"}, exclude_none=True)
+    keys = {f"{section}.{key}": value for section, own in recipe.items() for key, value in own.items()}
+    hours, seconds = (sum(run.record[unit].values()) for unit in ("gpu_hours", "seconds"))
+    keys["number of GPUs"] = f"{3600 * hours / seconds if seconds else 0:.0f}"
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in keys.items() if key not in _INCIDENTAL}
+
+
+def _changed(name: str, runs: Sequence[Run], kind: Literal["tests", "datasets"] = "tests") -> bool:
+    """Whether the contents of a set differ; a model tested by version 0.1.0 has no fingerprints."""
+    known = [run.record.get(kind, {}) for run in runs]
+    return len({facts[name]["fingerprint"] for facts in known if name in facts}) > 1
+
+
+def labelled(groups: Sequence[Group]) -> Iterator[tuple[str, Run]]:
+    """Yield every run with its label."""
+    for group in groups:
+        yield from zip(group.labels, group.runs, strict=True)

@@ -1,11 +1,12 @@
-"""Series over steps from the trace of a run, thinned so that a page of many runs stays small."""
+"""Series over steps from the trace of a run."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
 
@@ -14,82 +15,55 @@ MOST_DATASETS = 24
 MOST_POINTS, FEWEST_POINTS, POINTS_OF_FIGURE = 120, 12, 1200
 # A window must hold several batches of each dataset, or its shares are noise.
 FEWEST_BATCHES, BATCHES_PER_DATASET, MOST_WINDOWS = 8, 2, 24
-Series = Mapping[str, Sequence[float | None]]
+Item = TypeVar("Item")
+Points = list[tuple[int, float]]
+States = list[tuple[int, Mapping[str, float | None]]]
 
 
-def thin(lines: Sequence[Any], series: int) -> list[Any]:
-    """Return evenly spaced items, first and last included, so that all series of a figure stay small."""
+def thin(items: Sequence[Item], series: int) -> list[Item]:
+    """Return evenly spaced items, first and last included, so that a figure of so many series stays small."""
     limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_FIGURE // max(series, 1)))
-    if len(lines) <= limit:
-        return list(lines)
-    return [lines[round(place * (len(lines) - 1) / (limit - 1))] for place in range(limit)]
+    if len(items) <= limit:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (limit - 1))] for place in range(limit)]
 
 
-def sampling_states(trace: Sequence[TraceLine]) -> list[TraceLine]:
-    """Return the last line of each step, preceded by the start at step 0, thinned."""
-    by_step = {line["step"]: line for line in trace[1:]}
-    return thin([{**trace[1], "step": 0}, *by_step.values()], min(MOST_DATASETS, len(trace[0]["datasets"])) * 2)
+def shown_datasets(trace: Sequence[TraceLine]) -> list[str]:
+    """Return the datasets to draw; of too many, those whose probability was highest."""
+    datasets = list(trace[0]["datasets"])
+    if len(datasets) <= MOST_DATASETS:
+        return datasets
+    peak = {name: max(line["weights"].get(name, 0.0) for line in trace[1:]) for name in datasets}
+    highest = sorted(datasets, key=lambda name: -peak[name])[: MOST_DATASETS - 1]
+    return [name for name in datasets if name in highest]
 
 
-def by_dataset(
-    lines: Sequence[Mapping[str, float]], datasets: Sequence[str], shown: Sequence[str] = ()
-) -> tuple[list[str], Series]:
-    """Return the names to draw and a series for each; of too many datasets, the highest and the sum of the rest."""
-    names = list(shown)
-    if not names:
-        peak = {name: max(line.get(name, 0.0) for line in lines) for name in datasets}
-        many = len(datasets) > MOST_DATASETS
-        highest = set(sorted(datasets, key=lambda name: -peak[name])[: MOST_DATASETS - 1] if many else datasets)
-        names = [name for name in datasets if name in highest]
-        names += [f"{len(datasets) - len(names)} others"] if many else []
-    series: dict[str, list[float | None]] = {name: [line.get(name) for line in lines] for name in names}
-    if rest := set(datasets) - set(names):
-        series[names[-1]] = [sum(value for name, value in line.items() if name in rest) for line in lines]
-    return names, series
+def by_dataset(states: States, shown: Sequence[str], *, others: bool = True) -> dict[str, Points]:
+    """Return the known values of each dataset shown, and the sum of all others if there are any."""
+    series = {name: [(step, v) for step, own in states if (v := own.get(name)) is not None] for name in shown}
+    rest = {name: None for _, own in states for name in own if name not in series}
+    if rest and others:
+        series[f"{len(rest)} others"] = [(step, sum(own.get(name) or 0.0 for name in rest)) for step, own in states]
+    return series
 
 
-def drawn_shares(trace: Sequence[TraceLine]) -> tuple[list[int], list[dict[str, float]]]:
+def sampling_states(trace: Sequence[TraceLine]) -> States:
+    """Return the probabilities at the start, and after each step that has a line, thinned."""
+    by_step = {line["step"]: line["weights"] for line in trace[1:]}
+    return thin([(0, trace[1]["weights"]), *by_step.items()], 1)
+
+
+def drawn_shares(trace: Sequence[TraceLine]) -> States:
     """Split all batches into windows of equal length; return where each ends, and the share of rows by dataset."""
     names, batches = list(trace[0]["datasets"]), _batches(trace)
     count = min(MOST_WINDOWS, math.ceil(len(batches) / max(FEWEST_BATCHES, BATCHES_PER_DATASET * len(names))))
     ends = [round((number + 1) * len(batches) / count) for number in range(count)]
-    shares = []
+    shares: States = []
     for start, end in zip([0, *ends], ends, strict=False):
-        rows = dict.fromkeys(names, 0.0)
-        for dataset, size in batches[start:end]:
-            rows[names[dataset]] += size
-        total = sum(rows.values())
-        shares.append({name: number / total for name, number in rows.items()})
-    return [round(trace[-1]["step"] * end / len(batches)) for end in ends], shares
-
-
-def _batches(trace: Sequence[TraceLine]) -> list[tuple[int, int]]:
-    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=False)]
-
-
-def influences(trace: Sequence[TraceLine]) -> dict[str, list[Mapping[str, float]]]:
-    """Return influences at updates by target, "all" first; a dataset that was not measured is missing.
-
-    With a single target, "all" has the same values and stands alone.
-    """
-    updates = [line["update"] for line in updates_of(trace)]
-    combined = [update.get("influence") or {} for update in updates]
-    if not any(combined):
-        return {}
-    key = "influence_on" if any(update.get("influence_on") for update in updates) else "on_targets"
-    by_target = [update.get(key) or {} for update in updates]
-    targets: Mapping[str, Any] = next(filter(None, by_target), {})
-    found = {"all": combined}
-    if len(targets) > 1:
-        found |= {target: [own.get(target, {}) for own in by_target] for target in targets}
-    return found
-
-
-def updates_of(trace: Sequence[TraceLine]) -> list[TraceLine]:
-    """Return the lines at which datasets were measured, thinned."""
-    updates = [line for line in trace if "update" in line]
-    targets = len(updates[0]["update"].get("on_targets") or {}) if updates else 0
-    return thin(updates, min(MOST_DATASETS, len(trace[0]["datasets"])) * (2 + targets))
+        rows = _rows(names, batches[start:end])
+        step = round(trace[-1]["step"] * end / len(batches))
+        shares.append((step, {name: rows[name] / rows.total() for name in names}))
+    return shares
 
 
 def epochs(trace: Sequence[TraceLine]) -> dict[str, float]:
@@ -97,10 +71,34 @@ def epochs(trace: Sequence[TraceLine]) -> dict[str, float]:
     if not (batches := _batches(trace)):
         return {}
     datasets = trace[0]["datasets"]
-    names, rows = list(datasets), dict.fromkeys(datasets, 0)
+    rows = _rows(list(datasets), batches)
+    return {name: rows[name] / facts["rows"] for name, facts in datasets.items()}
+
+
+def _batches(trace: Sequence[TraceLine]) -> list[tuple[int, int]]:
+    """Return the dataset's number and the rows of each batch."""
+    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=False)]
+
+
+def _rows(names: Sequence[str], batches: Sequence[tuple[int, int]]) -> Counter[str]:
+    rows: Counter[str] = Counter()
     for dataset, count in batches:
         rows[names[dataset]] += count
-    return {name: rows[name] / facts["rows"] for name, facts in datasets.items()}
+    return rows
+
+
+def influences(trace: Sequence[TraceLine]) -> dict[str, States]:
+    """Return influences at updates by target, "all" first; with a single target, "all" has the same values."""
+    updates: list[tuple[int, dict[str, Any]]] = [(line["step"], line["update"]) for line in trace if "update" in line]
+    found = {"all": [(step, update.get("influence") or {}) for step, update in updates]}
+    if not any(values for _, values in found["all"]):
+        return {}
+    key = "influence_on" if any(update.get("influence_on") for _, update in updates) else "on_targets"
+    targets: Mapping[str, Any] = next((update[key] for _, update in updates if update.get(key)), {})
+    if len(targets) > 1:
+        for target in targets:
+            found[target] = [(step, (update.get(key) or {}).get(target, {})) for step, update in updates]
+    return found
 
 
 def final_weights(run: Run) -> dict[str, float]:
@@ -109,7 +107,7 @@ def final_weights(run: Run) -> dict[str, float]:
     return run.weights or (last if last.keys() <= run.recipe.train.keys() else {})
 
 
-def dev_evals(run: Run) -> dict[str, list[tuple[int, float]]]:
+def dev_evals(run: Run) -> dict[str, Points]:
     """Return (step, NDCG@10 in points) of every evaluated checkpoint by dev set, and "mean" of several sets.
 
     The trainer library logs them in its newest checkpoint; a run without checkpoints has none.

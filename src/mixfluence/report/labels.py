@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mixfluence.recipe import Recipe
 from mixfluence.runs import Group
 
 _WIDEST_POOL = 24
@@ -24,13 +23,9 @@ def method_of(group: Group) -> Method:
     """Return the method of a group; a model that was only tested has a name and nothing else."""
     if name := group.runs[0].untrained:
         return Method("BM25" if name == "bm25" else name, "-", (), ())
-    recipe = group.recipe
-    return Method(recipe.strategy.label, recipe.strategy.start_label, tuple(recipe.train), guides(recipe))
-
-
-def guides(recipe: Recipe) -> tuple[str, ...]:
-    """Return the dev sets that guide sampling; none if the sampler uses none."""
-    return tuple(recipe.dev) if recipe.strategy.needs_dev else ()
+    recipe, strategy = group.recipe, group.recipe.strategy
+    dev = tuple(recipe.dev) if strategy.needs_dev else ()
+    return Method(strategy.label, strategy.start_label, tuple(recipe.train), dev)
 
 
 def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import io
 import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from statistics import fmean
 from string import Template
-from xml.etree import ElementTree
 
 from matplotlib import rc_context
 
@@ -29,9 +27,7 @@ from mixfluence.runs import Group, Run
 
 # Pixels per point, so that text of 8 points is as large as that of the tables.
 SCALE = 1.6
-MOST_QUERIES = 10
-# Texts are cut shorter on a page of many runs.
-SHORTEST_TEXT, LONGEST_TEXT, ALL_CHARACTERS = 50, 240, 300_000
+MOST_QUERIES, LONGEST_TEXT = 10, 240
 ASSETS = files("mixfluence.report") / "assets"
 
 
@@ -44,8 +40,6 @@ def render_page(runs: Sequence[Run]) -> str:
     if len({run.path.resolve() for run in runs}) < max(len(runs), 1):
         raise DataError("expected at least one run, each of them once")
     found = overview(runs)
-    longest = longest_text(sum(len(run.dev) for run in runs))
-    sections = [_section(number, group, longest) for number, group in enumerate(found.groups)]
     links = [f'<a href="#run-{number}">{escape(group.label)}</a>' for number, group in enumerate(found.groups)]
     title = ", ".join(group.label for group in found.groups)
     return Template((ASSETS / "page.html").read_text(encoding="utf-8")).substitute(
@@ -53,62 +47,42 @@ def render_page(runs: Sequence[Run]) -> str:
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
         lead=escape(_lead(found)),
         links="".join(links),
-        tables="".join(_scrolling(html_table(sheet)) for sheet in make_sheets(found, for_print=False)),
+        tables="".join(map(_table, make_sheets(found, for_print=False))),
         notes="".join(f"<li>{escape(note)}</li>" for note in make_notes(found)),
         charts="".join(map(_figure, charts_of_all(found))),
-        runs="".join(sections),
+        runs="".join(_section(number, group) for number, group in enumerate(found.groups)),
     )
 
 
 def inline_svg(chart: Chart) -> str:
     """Return a chart as an SVG element for a page: unique ids, colours by CSS variable, an accessible title."""
     text = io.StringIO()
-    with rc_context(STYLE):
+    # Ids are hashes with this salt.
+    with rc_context({"svg.hashsalt": chart.name}, fname=str(STYLE)):
         chart.draw().savefig(text, format="svg", metadata={"Date": None})
-    root = ElementTree.fromstring(text.getvalue())
-    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text.getvalue()))
-    prefix = f"c{zlib.crc32(chart.name.encode()):x}-"
-    for element in list(root.iter()):
-        for child in [child for child in element if child.tag.endswith(("}metadata", "}style"))]:
-            element.remove(child)
-        element.tag = element.tag.rpartition("}")[2]
-        attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        element.attrib = dict(_page_attributes(attributes, prefix, used))
-        element.tail = None
-        element.text = element.text if element.tag == "text" else None
-    width = SCALE * float(root.attrib["width"].removesuffix("pt"))
-    root.attrib = {"viewBox": root.attrib["viewBox"], "width": f"{width:.0f}", "class": "chart", "role": "img"}
-    title = ElementTree.Element("title")
-    title.text = chart.title
-    root.insert(0, title)
-    return ElementTree.tostring(root, encoding="unicode")
+    svg = re.sub(r"<(metadata|style).*?</\1>|(?<=>)\s+(?=<)", "", text.getvalue(), flags=re.DOTALL)
+    # Only tags are changed, not the text between them.
+    body = re.sub(r"<[^>]+>", lambda tag: _page_tag(tag[0]), svg[svg.index("<defs") :])
+    box = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', svg)
+    assert box is not None
+    start = f'<svg {box[0]} width="{SCALE * float(box[1]):.0f}" class="chart" role="img">'
+    return f"{start}<title>{escape(chart.title)}</title>{body}"
 
 
-def _page_attributes(attributes: Mapping[str, str], prefix: str, used: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the attributes of an SVG element with prefixed ids, colours as variables and fewer decimals."""
-    for key, value in attributes.items():
-        if key == "id":
-            if value in used:
-                yield key, prefix + value
-        elif key == "href":
-            yield key, f"#{prefix}{value.removeprefix('#')}"
-        elif key in ("style", "clip-path", "fill", "stroke"):
-            for number, colour in enumerate(COLOURS):
-                value = value.replace(colour, f"var(--c{number})")
-            value = value.replace(INK, "currentColor").replace(PAPER, "var(--page)")
-            value = value.replace("url(#", f"url(#{prefix}").replace("; ", ";").replace(": ", ":")
-            yield key, re.sub(r"font-family:'DejaVu Sans';|;stroke-line(join|cap):\w+", "", value)
-        elif not value.startswith("rotate(-0 "):
-            shorter = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
-            shorter = re.sub(r"\s+", " ", shorter).strip()
-            # Coordinates after a move are lines without being told so.
-            yield key, shorter if "C" in shorter else shorter.replace(" L ", " ")
+def _page_tag(tag: str) -> str:
+    """Return an SVG tag with colours as variables, without unused ids, and with fewer decimals of coordinates."""
+    for number, colour in enumerate(COLOURS):
+        tag = tag.replace(colour, f"var(--c{number})")
+    tag = tag.replace(INK, "currentColor").replace(PAPER, "var(--page)").replace("xlink:href", "href")
+    tag = re.sub(r"font-family: 'DejaVu Sans';? ?|; stroke-line(join|cap): \w+|(?<=<g) id=\"[^\"]*\"", "", tag)
+    return re.sub(r" (d|transform|x|y|width|height)=\"[^\"]*\"", lambda attribute: _rounded(attribute[0]), tag)
 
 
-def longest_text(sets: int) -> int:
-    """Return how many characters a dev text may have on a page with this many dev sets."""
-    texts = 3 * 2 * MOST_QUERIES * max(sets, 1)
-    return max(SHORTEST_TEXT, min(LONGEST_TEXT, ALL_CHARACTERS // texts))
+def _rounded(attribute: str) -> str:
+    shorter = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), attribute)
+    shorter = re.sub(r"\s+", " ", shorter)
+    # Coordinates after a move are lines without being told so.
+    return shorter if "C" in shorter else shorter.replace(" L ", " ")
 
 
 def best_and_worst(queries: Sequence[DevQuery]) -> tuple[list[DevQuery], list[DevQuery]]:
@@ -133,10 +107,10 @@ def _lead(found: Comparison) -> str:
     return f"{lead}. Run mixfluence compare to test whether the difference is significant."
 
 
-def _section(number: int, group: Group, longest: int) -> str:
+def _section(number: int, group: Group) -> str:
     """Return the section of a group: charts, dev queries, recipe and versions of its runs."""
     method = method_of(group)
-    inside = [_run(label, run, longest) for label, run in zip(group.labels, group.runs, strict=True)]
+    inside = [_run(label, run) for label, run in zip(group.labels, group.runs, strict=True)]
     if len(inside) > 1:
         inside = [f"<h3>{escape(label)}</h3>{text}" for label, text in zip(group.labels, inside, strict=True)]
     summary = f'{escape(run_label(group))} <span class="dim">{escape(method.sampler)}, {escape(method.start)}</span>'
@@ -144,36 +118,34 @@ def _section(number: int, group: Group, longest: int) -> str:
     return f'<details class="run" id="run-{number}"{is_open}><summary>{summary}</summary>{"".join(inside)}</details>'
 
 
-def _run(label: str, run: Run, longest: int) -> str:
+def _run(label: str, run: Run) -> str:
     facts = {"seed": str(run.recipe.seed), "device": run.record.get("device", ""), **run.record.get("versions", {})}
     if run.recipe.selection and "selected_step" in run.record:
         facts["selected step"] = str(run.record["selected_step"])
     facts |= {f"note {place}": note for place, note in enumerate(run.record.get("notes", []), start=1)}
     versions = Sheet("Seed, device and versions", (words("", list(facts)), words("", list(facts.values()))), 1)
-    queries = [_queries(name, own, longest) for name, own in run.dev.items()]
     about = "Each query is ranked against the passages of the first dev rows, far fewer than a corpus has."
     parts = [
         f'<div class="charts">{"".join(map(_figure, charts_of_run(label, run)))}</div>',
-        f'<h3>Best and worst dev queries</h3><p class="dim">{about}</p>' if queries else "",
-        *queries,
-        "<details><summary>Recipe and versions</summary>",
-        _scrolling(html_table(versions)),
+        f'<h3>Best and worst dev queries</h3><p class="dim">{about}</p>' if run.dev else "",
+        *(_queries(name, queries) for name, queries in run.dev.items()),
+        f"<details><summary>Recipe and versions</summary>{_table(versions)}",
         f'<pre tabindex="0">{escape(dump_recipe(run.recipe))}</pre></details>',
     ]
     return "".join(parts)
 
 
-def _queries(name: str, queries: Sequence[DevQuery], longest: int) -> str:
+def _queries(name: str, queries: Sequence[DevQuery]) -> str:
     best, worst = best_and_worst(queries)
-    tables = [_query_table(title, own, longest) for title, own in (("Best", best), ("Worst", worst)) if own]
+    tables = [_query_table(title, own) for title, own in (("Best", best), ("Worst", worst)) if own]
     ndcg = 100 * fmean(query.ndcg for query in queries)
     summary = f"<b>{escape(name)}</b>: {len(queries)} queries, NDCG@10 {ndcg:.1f}"
     return f'<details class="texts"><summary>{summary}</summary>{"".join(tables)}</details>'
 
 
-def _query_table(title: str, queries: Sequence[DevQuery], longest: int) -> str:
+def _query_table(title: str, queries: Sequence[DevQuery]) -> str:
     def cut(text: str) -> str:
-        return text if len(text) <= longest else f"{text[:longest].rstrip(' …')}…"
+        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT].rstrip(' …')}…"
 
     columns = (
         words("query", [cut(query.query) for query in queries]),
@@ -181,12 +153,12 @@ def _query_table(title: str, queries: Sequence[DevQuery], longest: int) -> str:
         words("its passage", [cut(query.positive) for query in queries]),
         words("highest-ranked other passage", [cut(query.other) or "-" for query in queries]),
     )
-    return _scrolling(html_table(Sheet(f"{title} {len(queries)}", columns, 1)))
+    return _table(Sheet(f"{title} {len(queries)}", columns, 1))
 
 
 def _figure(chart: Chart) -> str:
     return f"<figure><figcaption>{escape(chart.title)}</figcaption>{inline_svg(chart)}</figure>"
 
 
-def _scrolling(table: str) -> str:
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>'
+def _table(sheet: Sheet) -> str:
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{html_table(sheet)}</div>'

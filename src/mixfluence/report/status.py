@@ -14,18 +14,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mixfluence import runs
 from mixfluence.display import duration, mixture_table
 from mixfluence.report.tables import measure_table
-from mixfluence.runs import (
-    CHECKPOINTS_FOLDER,
-    MANIFEST_FILE,
-    RECIPE_FILE,
-    STAGES_FOLDER,
-    TRACE_FILE,
-    Run,
-    TraceLine,
-    read_run,
-)
+from mixfluence.runs import Run, TraceLine, read_run
 from mixfluence.strategies import FINAL
 
 # A trace that has not grown for this many times its longest pause, and at least a minute, has probably ended.
@@ -34,19 +26,12 @@ PATIENCE, LEAST_PATIENCE = 5, 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run.
+    """Progress of a run: the stage that ran last, its trace and its last complete checkpoint.
 
     Attributes:
-        run: Contents of its folder.
-        stage: The stage that ran last.
         stages: Steps of each stage, in order.
-        trace: Trace of the stage.
-        checkpoint: Step of the stage's last complete checkpoint, if there is one.
         changed: When the trace last grew, in seconds since 1970.
         silent: Seconds since then if that is long for this run, else None.
-        found: Mixtures found so far, oldest first, of a stage that searches for one.
-        history: `found`, or the probabilities of the datasets, oldest first.
-        influence: Step of the last measured influences, and their values.
     """
 
     run: Run
@@ -56,9 +41,6 @@ class Status:
     checkpoint: int | None
     changed: float
     silent: float | None
-    found: list[Mapping[str, float]]
-    history: list[Mapping[str, float]]
-    influence: tuple[int | None, dict[str, float]]
 
     @property
     def state(self) -> str:
@@ -77,13 +59,27 @@ class Status:
         steps = sum(list(self.stages.values())[list(self.stages).index(self.stage) :])
         return float(self.trace[-1]["seconds"] / self.step * (steps - self.step)) if self.step else None
 
+    @property
+    def found(self) -> list[Mapping[str, float]]:
+        """Mixtures found so far, oldest first, of a stage that searches for one."""
+        return [line["outcome"] for line in self.trace if "outcome" in line]
+
+    @property
+    def history(self) -> list[Mapping[str, float]]:
+        """`found`, or the probabilities of the datasets, oldest first."""
+        return self.found or [line["weights"] for line in self.trace[1:]]
+
+    @property
+    def influence(self) -> tuple[int | None, dict[str, float]]:
+        """Step of the last measured influences, and their values."""
+        for line in reversed(self.trace):
+            if values := line.get("update", {}).get("influence"):
+                return line["step"], {name: value for name, value in values.items() if value is not None}
+        return None, {}
+
 
 def read_status(path: Path, now: float | None = None) -> Status:
-    """Read the progress of a run.
-
-    Args:
-        path: The run folder.
-        now: Seconds since 1970; default: the present.
+    """Read the progress of a run at a time in seconds since 1970, by default the present.
 
     Raises:
         DataError: If it is not a run folder.
@@ -92,21 +88,14 @@ def read_status(path: Path, now: float | None = None) -> Status:
     stages = {stage.name: stage.steps for stage in run.recipe.strategy.stages(run.recipe)}
     started = [name for name in stages if run.stages.get(name)]
     stage = FINAL if run.trace or not started else started[-1]
-    trace, folder = (run.trace, path) if stage == FINAL else (run.stages[stage], path / STAGES_FOLDER / stage)
-    changed = (folder / TRACE_FILE if trace else path / RECIPE_FILE).stat().st_mtime
+    trace, folder = (run.trace, path) if stage == FINAL else (run.stages[stage], path / runs.STAGES_FOLDER / stage)
+    changed = (folder / runs.TRACE_FILE if trace else path / runs.RECIPE_FILE).stat().st_mtime
     silent = (time.time() if now is None else now) - changed
     pauses = [after["seconds"] - before["seconds"] for before, after in pairwise(trace)]
     ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
-    manifests = (folder / CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{MANIFEST_FILE}")
+    manifests = (folder / runs.CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{runs.MANIFEST_FILE}")
     checkpoint = max((int(file.parent.name.rpartition("-")[2]) for file in manifests), default=None)
-    found = [line["outcome"] for line in trace if "outcome" in line]
-    history = found or [line["weights"] for line in trace[1:]]
-    measured = [
-        (line["step"], line["update"]["influence"]) for line in trace if line.get("update", {}).get("influence")
-    ]
-    step, values = measured[-1] if measured else (None, {})
-    influence = step, {name: value for name, value in values.items() if value is not None}
-    return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None, found, history, influence)
+    return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None)
 
 
 def status_view(status: Status) -> Lines:
@@ -114,11 +103,11 @@ def status_view(status: Status) -> Lines:
     run, (measured, influence) = status.run, status.influence
     facts = Table.grid(padding=(0, 3, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
     for heading, text in _facts(status):
         facts.add_row(heading, Text(text))
-    title = Text(f"{run.recipe.name}: {run.recipe.strategy.name}, {_state(status)}", "bold")
-    parts: list[RenderableType] = [title, "", facts]
+    state = "trained, now testing" if status.state == "testing" else status.state
+    state = state if status.silent is None else f"probably stopped while {status.state}"
+    parts: list[RenderableType] = [Text(f"{run.recipe.name}: {run.recipe.strategy.name}, {state}", "bold"), "", facts]
     if status.history:
         what = "mixture found" if status.found else "sampling probabilities"
         when = "" if run.finished else " so far" if status.found else " now"
@@ -127,12 +116,6 @@ def status_view(status: Status) -> Lines:
     if scores := run.record.get("scores"):
         parts += [Text("\ntest scores x 100", "dim"), measure_table(scores)]
     return Lines(*parts)
-
-
-def _state(status: Status) -> str:
-    if status.silent is not None:
-        return f"probably stopped while {status.state}"
-    return "trained, now testing" if status.state == "testing" else status.state
 
 
 def _facts(status: Status) -> Iterator[tuple[str, str]]:

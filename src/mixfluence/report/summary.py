@@ -9,20 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
 from mixfluence.report.labels import method_of, pool_labels
-from mixfluence.report.tables import (
-    Cell,
-    Column,
-    Screen,
-    Sheet,
-    latex_table,
-    markdown_table,
-    markdown_text,
-    numbers,
-    printable,
-    words,
-)
+from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
 FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
@@ -36,13 +26,23 @@ def make_sheets(comparison: Comparison, *, for_print: bool) -> list[Sheet]:
         for_print: Leave out positions, and names of runs if sampler and start identify every row. On a terminal the
             next command may need them.
     """
-    groups = comparison.groups
-    methods = {(method_of(group).sampler, method_of(group).start) for group in groups}
-    names = [words("run", [run_label(group) for group in groups])]
+    groups, tested = comparison.groups, comparison.contrast
+    methods = [method_of(group) for group in groups]
+    marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
+    samplers = tuple(Cell(method.sampler, mark=marks.get(place, "")) for place, method in enumerate(methods))
+    method = [Column("sampler", samplers, numeric=False), words("init", [method.start for method in methods])]
+    unique = len({(own.sampler, own.start) for own in methods}) == len(groups)
+    names = [] if for_print and unique else [words("run", [run_label(group) for group in groups])]
     places = [] if for_print else [words("#", [str(place + 1) for place in range(len(groups))])]
-    keys = [] if for_print and len(methods) == len(groups) else [*places, *names]
-    tests = [_test_sheet(comparison, comparison.contrast, named=bool(keys))] if comparison.contrast else []
-    return [score_sheet(comparison, keys), *tests, *_cost_sheet(comparison, keys)]
+    keys = [*places, *names]
+    sheets = [_score_sheet(comparison, keys, method)]
+    if tested:
+        texts = [
+            group.label if names else f"{own.sampler} ({own.start})"
+            for group, own in zip(groups, methods, strict=True)
+        ]
+        sheets.append(_test_sheet(comparison, tested, texts))
+    return sheets + _cost_sheet(comparison, keys or method)
 
 
 def make_notes(comparison: Comparison) -> list[str]:
@@ -58,59 +58,45 @@ def make_notes(comparison: Comparison) -> list[str]:
     return notes + [f"Not equal: {sentence}." for sentence in comparison.notes]
 
 
-def score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
-    """Return samplers and scores, the best of each column in bold, with the given columns first."""
-    groups = comparison.groups
-    methods = [method_of(group) for group in groups]
-    about = [
-        *_method_columns(comparison),
-        words("train", pool_labels([method.train for method in methods])),
-        words("dev", pool_labels([method.dev for method in methods])),
-    ]
+def _score_sheet(comparison: Comparison, keys: Sequence[Column], method: Sequence[Column]) -> Sheet:
+    groups, tested = comparison.groups, comparison.contrast
+    pools = [method_of(group) for group in groups]
+    columns = [*keys, *method]
+    columns.append(words("train", pool_labels([own.train for own in pools])))
+    columns.append(words("dev", pool_labels([own.dev for own in pools])))
     spread = ""
     if any(len(group.runs) > 1 for group in groups):
         spread = ", mean ± standard deviation over seeds"
-        about.append(numbers("seeds", [str(len(group.runs)) for group in groups]))
-    scores = [_score_column(comparison, *measured) for measured in _measured(comparison)]
-    return Sheet(f"{comparison.measure.upper()} × 100{spread}", (*keys, *about, *scores), len(keys) or 2)
+        columns.append(numbers("seeds", [str(len(group.runs)) for group in groups]))
+    for head, result in _results(comparison):
+        better = None
+        if tested and result and result.significant:
+            better = tested.first if result.difference > 0 else tested.second
+        scores = [_score(comparison, group, head) for group in groups]
+        # Scores that print the same are equally good; if all do, none is bold.
+        shown = {round(score.mean, 1) for score in scores if score}
+        best = max(shown) if len(shown) > 1 else None
+        cells = []
+        for place, score in enumerate(scores):
+            mark = SIGNIFICANT if place == better else ""
+            cells.append(Cell(points(score), round(score.mean, 1) == best, mark) if score else Cell(MISSING))
+        columns.append(Column(head or "average", tuple(cells)))
+    return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys) or 2)
 
 
-def _measured(comparison: Comparison) -> list[tuple[str, list[Score | None], Difference | None]]:
-    """Return heading, scores of the groups and test result: of the average, if there is one, and of each test set."""
-    groups, tested = comparison.groups, comparison.contrast
-    own = [group.scores(comparison.measure) for group in groups]
-    average = ("average", [comparison.average(group) for group in groups], tested.average if tested else None)
-    sets = [(name, [s.get(name) for s in own], tested.tests[name] if tested else None) for name in comparison.tests]
-    return [average, *sets] if len(comparison.averaged) > 1 else [*sets]
-
-
-def _method_columns(comparison: Comparison) -> list[Column]:
+def _results(comparison: Comparison) -> list[tuple[str | None, Difference | None]]:
+    """Return the test sets with their results; None stands for the average over several."""
     tested = comparison.contrast
-    marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
-    methods = [method_of(group) for group in comparison.groups]
-    samplers = tuple(Cell(method.sampler, mark=marks.get(place, "")) for place, method in enumerate(methods))
-    return [Column("sampler", samplers, numeric=False), words("init", [method.start for method in methods])]
+    tests = [(name, tested.tests[name] if tested else None) for name in comparison.tests]
+    return [(None, tested.average if tested else None), *tests] if len(comparison.averaged) > 1 else [*tests]
 
 
-def _score_column(
-    comparison: Comparison, head: str, scores: Sequence[Score | None], found: Difference | None
-) -> Column:
-    # Scores that print the same are equally good; if all do, none is bold.
-    shown = [round(score.mean, 1) if score else None for score in scores]
-    known = {value for value in shown if value is not None}
-    best = max(known) if len(known) > 1 else None
-    tested, starred = comparison.contrast, None
-    if tested and found and found.significant:
-        starred = tested.first if found.difference > 0 else tested.second
-    cells = [
-        Cell(points(score), value == best, SIGNIFICANT if place == starred else "") if score else Cell(MISSING)
-        for place, (score, value) in enumerate(zip(scores, shown, strict=True))
-    ]
-    return Column(head, tuple(cells))
+def _score(comparison: Comparison, group: Group, test: str | None) -> Score | None:
+    return comparison.average(group) if test is None else group.scores(comparison.measure).get(test)
 
 
-def _test_sheet(comparison: Comparison, tested: Contrast, *, named: bool) -> Sheet:
-    found = [(head, result) for head, _, result in _measured(comparison) if result]
+def _test_sheet(comparison: Comparison, tested: Contrast, names: Sequence[str]) -> Sheet:
+    found = [(head or "average", result) for head, result in _results(comparison) if result]
     results = [result for _, result in found]
     columns = [
         words("test set", [head for head, _ in found]),
@@ -123,14 +109,8 @@ def _test_sheet(comparison: Comparison, tested: Contrast, *, named: bool) -> She
     if len(comparison.tests) > 1:
         # The average is one test and needs no correction.
         columns.append(numbers("p, Holm", ["", *(_p(result.p_holm) for result in results[1:])]))
-    groups = [comparison.groups[place] for place in (tested.first, tested.second)]
-    methods = [method_of(group) for group in groups]
-    first, second = (
-        group.label if named else f"{method.sampler} ({method.start})"
-        for group, method in zip(groups, methods, strict=True)
-    )
-    title = f"{first} {FIRST} minus {second} {SECOND}: {TEST_TITLES[tested.test]} on per-query scores"
-    return Sheet(title, (*columns,), 1)
+    pair = f"{names[tested.first]} {FIRST} minus {names[tested.second]} {SECOND}"
+    return Sheet(f"{pair}: {TEST_TITLES[tested.test]} on per-query scores", tuple(columns), 1)
 
 
 def _cost_sheet(comparison: Comparison, keys: Sequence[Column]) -> list[Sheet]:
@@ -139,14 +119,13 @@ def _cost_sheet(comparison: Comparison, keys: Sequence[Column]) -> list[Sheet]:
     if not any(hours):
         return []
     unit, factor = comparison.unit
-    parts = [part for part in PARTS if any(own.get(part) for own in hours)]
-    columns = [numbers(part, [_amount(own.get(part, 0.0) * factor) for own in hours]) for part in parts]
-    columns.append(numbers("total", [_amount(sum(own.values()) * factor) for own in hours]))
+    amounts = {part: [factor * own.get(part, 0.0) for own in hours] for part in PARTS}
+    amounts = {part: own for part, own in amounts.items() if any(own)}
+    amounts["total"] = [factor * sum(own.values()) for own in hours]
     if comparison.static:
-        relative = [comparison.relative_cost(group) for group in comparison.groups]
-        columns.append(numbers("× static", [MISSING if value is None else f"{value:.2f}" for value in relative]))
-    methods = [] if keys else _method_columns(comparison)
-    return [Sheet(f"Cost of a run in {unit}", (*keys, *methods, *columns), len(keys) or 2)]
+        amounts["× static"] = [comparison.relative_cost(group) or 0.0 for group in comparison.groups]
+    columns = [numbers(head, [f"{v:.2f}" if v else MISSING for v in own]) for head, own in amounts.items()]
+    return [Sheet(f"Cost of a run in {unit}", (*keys, *columns), len(keys))]
 
 
 def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
@@ -156,21 +135,18 @@ def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
     if count > 1:
         yield "The average is a single test in which all test sets have the same weight."
     if any(len(comparison.groups[place].runs) > 1 for place in (tested.first, tested.second)):
-        yield (
-            "With several seeds each query's mean score is tested: whether the difference would hold for other "
-            "queries, not for other seeds."
-        )
+        yield "Each query's mean over seeds is tested: the result is valid for other queries, not for other seeds."
 
 
-def to_terminal(comparison: Comparison) -> Screen:
+def to_terminal(comparison: Comparison) -> tables.Screen:
     """Return tables and notes for a terminal."""
-    return Screen(make_sheets(comparison, for_print=False), make_notes(comparison))
+    return tables.Screen(make_sheets(comparison, for_print=False), make_notes(comparison))
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return tables and notes as GitHub Markdown."""
-    tables = [markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
-    return "\n".join([*tables, "".join(f"- {markdown_text(note)}\n" for note in make_notes(comparison))])
+    parts = [tables.markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
+    return "\n".join([*parts, "".join(f"- {tables.markdown_text(note)}\n" for note in make_notes(comparison))])
 
 
 def to_latex(comparison: Comparison) -> str:
@@ -180,8 +156,8 @@ def to_latex(comparison: Comparison) -> str:
     if comparison.contrast:
         # The meaning of the marks belongs in the caption.
         scores = replace(scores, title=f"{scores.title}. {notes.pop(0)}")
-    comments = [f"% {printable(note)}" for note in notes]
-    return "\n".join([r"% \usepackage{booktabs}", *comments, *map(latex_table, [scores, *others])]) + "\n"
+    comments = [f"% {tables.printable(note)}" for note in notes]
+    return "\n".join([r"% \usepackage{booktabs}", *comments, *map(tables.latex_table, [scores, *others])]) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -229,46 +205,45 @@ def to_json(comparison: Comparison) -> str:
             "first": comparison.groups[tested.first].label,
             "second": comparison.groups[tested.second].label,
             "test": tested.test,
-            "average": _result(tested.average),
-            "tests": {name: _result(found) for name, found in tested.tests.items()},
+            "average": _facts(tested.average),
+            "tests": {name: _facts(found) for name, found in tested.tests.items()},
         },
         "differences": list(comparison.notes),
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
 
+def _facts(result: Difference) -> dict[str, Any]:
+    return asdict(result) | {"significant": result.significant}
+
+
 def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
+    def facts(score: Score | None) -> dict[str, Any]:
+        known = {"mean": score.mean, "sd": score.spread, "by_seed": score.values} if score else {}
+        return known or {"mean": None, "sd": None}
+
     method = method_of(group)
     cost = {"total": comparison.cost(group), "relative_to_static": comparison.relative_cost(group)}
     return {
         "name": group.label,
         "runs": [str(run.path) for run in group.runs],
-        "seeds": group.seeds,
+        "seeds": [run.recipe.seed for run in group.runs],
         "sampler": method.sampler,
         "init": method.start,
         "train": method.train,
         "dev": method.dev,
-        "average": _score(comparison.average(group)),
-        "tests": {name: _score(score) for name, score in group.scores(comparison.measure).items()},
+        "average": facts(comparison.average(group)),
+        "tests": {name: facts(score) for name, score in group.scores(comparison.measure).items()},
         "cost": {**group.hours(comparison.on_gpu), **cost},
     }
 
 
-def _score(score: Score | None) -> dict[str, Any]:
-    return {"mean": score.mean, "sd": score.spread, "by_seed": score.values} if score else {"mean": None, "sd": None}
-
-
-def _result(result: Difference) -> dict[str, Any]:
-    return asdict(result) | {"significant": result.significant}
-
-
 def run_label(group: Group) -> str:
     """Return the label of a group, with its progress if it has not finished."""
-    run = group.runs[0]
-    reached = run.trace[-1]["step"] if run.trace else 0
-    return (
-        group.label if run.finished else f"{group.label} (unfinished: step {reached} of {run.recipe.training.steps})"
-    )
+    if group.finished:
+        return group.label
+    reached = group.runs[0].trace[-1]["step"] if group.runs[0].trace else 0
+    return f"{group.label} (unfinished: step {reached} of {group.recipe.training.steps})"
 
 
 def points(score: Score) -> str:
@@ -278,10 +253,6 @@ def points(score: Score) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+z.1f}".replace("-", "−")
-
-
-def _amount(value: float) -> str:
-    return f"{value:.2f}" if value else MISSING
 
 
 def _p(value: float) -> str:

@@ -31,8 +31,6 @@ _LATEX_SPECIALS = {
 }
 # Wider LaTeX tables span both columns of a page.
 _ONE_COLUMN = 7
-# More test sets than this are shown in lines.
-_MOST_TESTS = 6
 
 
 @dataclass(frozen=True)
@@ -77,29 +75,19 @@ def numbers(head: str, texts: Sequence[str]) -> Column:
     return Column(head, tuple(map(Cell, texts)))
 
 
-def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Table:
+def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Screen:
     """Return the scores of systems in points (x 100), the best system of each test set in bold.
-
-    Test sets are in columns, as in papers, or in lines if there are many of them.
 
     Args:
         systems: System -> test set -> scores. Every system must have the same test sets.
         measure: Which measure to show; `measure_table` shows all measures of one system.
     """
-    scores = {system: _with_average({n: e.mean(measure) for n, e in own.items()}) for system, own in systems.items()}
-    tests = list(next(iter(scores.values())))
-    best = {test: max(own[test] for own in scores.values()) if len(scores) > 1 else None for test in tests}
-    across = len(tests) <= _MOST_TESTS
-    columns, lines = (tests, list(scores)) if across else (list(scores), tests)
-    table = Table()
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        table.add_column(Text(column), justify="right")
-    for line in lines:
-        pairs = [(line, column) if across else (column, line) for column in columns]
-        cells = [(scores[system][test], best[test]) for system, test in pairs]
-        table.add_row(Text(line), *(Text(f"{100 * v:.1f}", "bold" if v == top else "") for v, top in cells))
-    return table
+    scores = [_with_average({test: own.mean(measure) for test, own in tests.items()}) for tests in systems.values()]
+    columns = [words("", list(systems))]
+    for test in scores[0]:
+        best = max(own[test] for own in scores) if len(scores) > 1 else None
+        columns.append(Column(test, tuple(Cell(f"{100 * own[test]:.1f}", own[test] == best) for own in scores)))
+    return Screen([Sheet("", tuple(columns), 1)])
 
 
 def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
@@ -109,15 +97,9 @@ def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
         scores: Test set -> measure -> score. Measures that some test sets lack are left out.
     """
     measures = [name for name in next(iter(scores.values())) if all(name in own for own in scores.values())]
-    by_measure = [_with_average({test: own[name] for test, own in scores.items()}) for name in measures]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(overflow="fold")
-    for _ in measures:
-        table.add_column(justify="right", no_wrap=True)
-    table.add_row("", *measures, style="dim")
-    for test in by_measure[0]:
-        table.add_row(Text(test), *(f"{100 * own[test]:.1f}" for own in by_measure))
-    return table
+    by_measure = {name: _with_average({test: own[name] for test, own in scores.items()}) for name in measures}
+    columns = [numbers(name, [f"{100 * value:.1f}" for value in own.values()]) for name, own in by_measure.items()]
+    return _rich_table([words("", list(by_measure[measures[0]])), *columns])
 
 
 def _with_average(scores: Mapping[str, float]) -> dict[str, float]:
@@ -130,13 +112,14 @@ class Screen:
     A table that is too wide is transposed; if it is still too wide, it is split between columns.
     """
 
-    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str]) -> None:
+    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> None:
         self._sheets = sheets
         self._notes = notes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for sheet in self._sheets:
-            yield Text(printable(sheet.title), style="bold")
+            if sheet.title:
+                yield Text(printable(sheet.title), style="bold")
             for table in _fitting(sheet, console, options):
                 yield table
                 yield ""
@@ -175,65 +158,44 @@ def _rich_table(columns: Sequence[Column]) -> Table:
 
 
 def _transposed(sheet: Sheet) -> list[Column]:
-    keys, rest = sheet.columns[: sheet.keys], sheet.columns[sheet.keys :]
-    heads = [" ".join(cell.text for cell in cells) for cells in zip(*(key.cells for key in keys), strict=True)]
-    lines = zip(*(column.cells for column in rest), strict=True)
-    first = words("", [column.head for column in rest])
-    return [first, *(Column(head, line) for head, line in zip(heads, lines, strict=True))]
+    first = words("", [column.head for column in sheet.columns[sheet.keys :]])
+    heads = [" ".join(cell.text for cell in line[: sheet.keys]) for line in sheet.lines]
+    return [first, *(Column(head, line[sheet.keys :]) for head, line in zip(heads, sheet.lines, strict=True))]
 
 
 def markdown_table(sheet: Sheet) -> str:
     """Return a table as GitHub Markdown below its title."""
-    heads = [markdown_text(column.head) for column in sheet.columns]
+    heads, *lines = _escaped(sheet, markdown_text, "**{}**")
     rules = ["---:" if column.numeric else ":---" for column in sheet.columns]
-    lines = [[_styled(markdown_text, "**{}**", cell) for cell in line] for line in sheet.lines]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rules, *lines))
     return f"**{markdown_text(sheet.title)}**\n\n{table}"
 
 
 def html_table(sheet: Sheet) -> str:
     """Return a table as HTML with its title as caption."""
-    heads = "".join(f'<th scope="col">{html.escape(column.head)}</th>' for column in sheet.columns)
-    kinds = [' class="number"' if column.numeric else "" for column in sheet.columns]
-    lines = [
-        "".join(
-            f"<td{kind}>{_styled(html.escape, '<b>{}</b>', cell)}</td>" for kind, cell in zip(kinds, line, strict=True)
-        )
-        for line in sheet.lines
-    ]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    starts = ['<td class="number">' if column.numeric else "<td>" for column in sheet.columns]
+    rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     caption = f"<caption>{html.escape(sheet.title)}</caption>"
-    return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def latex_table(sheet: Sheet) -> str:
     """Return a table for `booktabs` with its title as caption."""
     environment = "table" if len(sheet.columns) <= _ONE_COLUMN else "table*"
-    lines = [[_latex(column.head) for column in sheet.columns]]
-    lines += [[_styled(_latex, "\\textbf{{{}}}", cell) for cell in line] for line in sheet.lines]
-    head, *body = (" & ".join(cells) + r" \\" for cells in lines)
+    head, *body = (" & ".join(cells) + r" \\" for cells in _escaped(sheet, _latex, "\\textbf{{{}}}"))
     layout = "".join("r" if column.numeric else "l" for column in sheet.columns)
-    return "\n".join(
-        [
-            f"\\begin{{{environment}}}[t]",
-            "\\centering",
-            f"\\begin{{tabular}}{{{layout}}}",
-            *("\\toprule", head, "\\midrule", *body, "\\bottomrule"),
-            "\\end{tabular}",
-            f"\\caption{{{_latex(sheet.title)}}}",
-            f"\\end{{{environment}}}",
-        ]
-    )
+    start = (f"\\begin{{{environment}}}[t]", "\\centering", f"\\begin{{tabular}}{{{layout}}}")
+    table = ("\\toprule", head, "\\midrule", *body, "\\bottomrule")
+    end = ("\\end{tabular}", f"\\caption{{{_latex(sheet.title)}}}", f"\\end{{{environment}}}")
+    return "\n".join((*start, *table, *end))
 
 
 def printable(text: str) -> str:
     """Return a text on one line without control characters, which a terminal would obey."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def _styled(escape: Callable[[str], str], bold: str, cell: Cell) -> str:
-    text = escape(cell.text)
-    return (bold.format(text) if cell.bold else text) + escape(cell.mark)
 
 
 def markdown_text(text: str) -> str:
@@ -243,3 +205,13 @@ def markdown_text(text: str) -> str:
 
 def _latex(text: str) -> str:
     return "".join(_LATEX_SPECIALS.get(character, character) for character in printable(text))
+
+
+def _escaped(sheet: Sheet, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return heads and lines of a table as text of some format."""
+
+    def styled(cell: Cell) -> str:
+        text = escape(cell.text)
+        return (bold.format(text) if cell.bold else text) + escape(cell.mark)
+
+    return [[escape(column.head) for column in sheet.columns], *([*map(styled, line)] for line in sheet.lines)]
