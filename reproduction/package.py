@@ -13,17 +13,7 @@ from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.files import replacing, write_text
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.labels import pool_labels
-from mixfluence.runs import (
-    EVAL_FOLDER,
-    PARTS,
-    RECIPE_FILE,
-    RECORD_FILE,
-    WEIGHTS_FILE,
-    Run,
-    read_record,
-    read_run,
-    write_record,
-)
+from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, write_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,20 +24,14 @@ if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
 __all__ = [
-    "PARTS",
-    "RECORD_FILE",
-    "WEIGHTS_FILE",
     "DataError",
     "MixfluenceError",
     "RecipeError",
-    "Run",
     "Source",
     "demo_changes",
     "embed_rows",
     "pool_labels",
-    "read_record",
     "read_rows",
-    "read_run",
     "read_task",
     "read_weights",
     "replacing",
