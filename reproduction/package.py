@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mixfluence.data.source import SourceSection as Source
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.evaluation.significance import average_difference, bootstrap_interval, holm, t_test
 from mixfluence.files import replacing, write_text
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.labels import pool_labels
@@ -28,14 +29,18 @@ __all__ = [
     "MixfluenceError",
     "RecipeError",
     "Source",
+    "average_difference",
+    "bootstrap_interval",
     "demo_changes",
     "embed_rows",
+    "holm",
     "pool_labels",
     "read_rows",
     "read_task",
     "read_weights",
     "replacing",
     "run_untrained",
+    "t_test",
     "write_text",
 ]
 
