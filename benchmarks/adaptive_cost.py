@@ -1,9 +1,9 @@
-"""A whole Inf-DDS run against a stock static run of as many steps, and against what the cost model says.
+"""An Inf-DDS run against a static run of the stock trainer with as many steps, and against the cost model.
 
-At the paper's schedule for BEIR: probes of three steps on every dataset, every 50 steps. Each side runs in a process
-of its own. The time of a run is taken apart into steps and rounds, so that a long run can be told from a short one:
-`--run-steps` at the speed of the counted steps, a round every 50 of them, and what is done once beside them.
-The cost model is that of `mixfluence plan`; both sides of its ratio come from one run.
+The schedule is the paper's for BEIR: probes of three steps on every dataset, every 50 steps. Each side has a process
+of its own. The time of a long run is extrapolated from a short one: `--run-steps` at the speed of the counted steps, a
+round every 50 of them, and the work that is done once. The cost model is that of `mixfluence plan`; both sides of its
+ratio come from one run.
 
     python benchmarks/adaptive_cost.py --model minilm --datasets 7 13 --targets 1 5 --compiled
 """
@@ -15,7 +15,7 @@ from statistics import fmean
 
 from sides import SIDE_OPTIONS, Side, add_side_options
 
-from mixfluence.influence import Probe
+from mixfluence import Probe
 
 EVERY, INNER_STEPS, DEV_ROWS = 50, 3, 256
 
@@ -43,8 +43,8 @@ def main() -> None:
 
 def _compare(run: Side, stock: Side, static: Side, datasets: int, targets: int, options: argparse.Namespace) -> None:
     measured = fmean(run.facts["updates"][1:])
-    dev_batches = targets * DEV_ROWS / options.batch
-    model = Probe().round_cost(datasets, 1.0, INNER_STEPS, dev_batches, processes=1) / run.steps_per_second
+    cost = Probe().round_cost(datasets, 1.0, INNER_STEPS, targets * DEV_ROWS / options.batch, 1)
+    model = cost / run.steps_per_second
     rounds = options.run_steps // EVERY
 
     def seconds(side: Side, per_round: float) -> float:
@@ -56,7 +56,8 @@ def _compare(run: Side, stock: Side, static: Side, datasets: int, targets: int, 
     if "waits" in run.facts:
         copying = run.facts["copying"] / measured
         print(
-            f"  the host waits {run.facts['waits']} times in a round; snapshot and restores take {copying:.1%} of it"
+            f"  the CPU waits for the GPU {run.facts['waits']} times in a round; "
+            f"snapshot and restores take {copying:.1%} of its time"
         )
     print(
         f"  {datasets} datasets, {targets} targets: a round takes {measured:.3f} s, "
@@ -68,13 +69,13 @@ def _compare(run: Side, stock: Side, static: Side, datasets: int, targets: int, 
 
 
 def _compare_memory(common: list[str]) -> None:
-    """Without compiling, whose graphs keep memory of their own."""
+    """Compare memory without compiling, because graphs reserve memory."""
     short = [*common, "--steps=80"]
     static = Side("static", *short)
-    for switches in (["--reptile"], [], ["--momentum-free"], ["--momentum-free", "--host-snapshot"]):
+    for switches in (["--reptile"], [], ["--momentum-free"], ["--momentum-free", "--cpu-snapshot"]):
         run = Side("inf-dds", *short, "--targets=1", *switches)
         more = (run.facts["memory"] - static.facts["memory"]) / run.facts["parameter_size"]
-        print(f"  {' '.join(switches) or 'as it comes'}: {more:.1f} parameter sizes above static", flush=True)
+        print(f"  {' '.join(switches) or 'defaults'}: {more:.1f} parameter sizes above static", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Encoding and exact search against sentence-transformers' own evaluator, on the union of many corpora.
 
-Every domain's test queries search the passages of all domains. Judgements are taken as relevant or not, as the host's
-evaluator takes them. Each side loads an encoder of its own and is timed from texts to NDCG@10.
+Every domain's test queries search the passages of all domains. Judgements are binary, as in the evaluator of
+sentence-transformers. Each side loads an encoder of its own and is timed from texts to NDCG@10.
 
     python benchmarks/evaluation.py DATA --model minilm
 """
@@ -22,10 +22,10 @@ from mixfluence.evaluation.retrieval import evaluate
 
 
 def union(folders: list[Path]) -> RetrievalSet:
-    """Return all tasks as one, with ids that tell domains apart, and queries from passages of the same id.
+    """Return all tasks as one, with unique ids.
 
-    A copy of a relevant passage is relevant too: two domains share passages, and which of two equal scores comes first
-    is chance.
+    A copy of a relevant passage is relevant too: two domains share passages, and the order of equal scores is
+    arbitrary.
     """
     tasks = [BeirSource(path=folder, split="test").read_task(folder.name) for folder in folders]
     copies: dict[str, list[str]] = defaultdict(list)
@@ -63,7 +63,7 @@ def main() -> None:
     print(f"ours: {ours:.1f} s, ndcg@10 {found.summary()['ndcg@10']:.6f}", flush=True)
     model = load_encoder(options.model, query_length=64, passage_length=192)
     judged = {query: set(relevant) for query, relevant in task.qrels.items()}
-    host = InformationRetrievalEvaluator(
+    evaluator = InformationRetrievalEvaluator(
         dict(zip(task.query_ids, task.queries, strict=True)),
         dict(zip(task.doc_ids, task.docs, strict=True)),
         judged,
@@ -71,7 +71,7 @@ def main() -> None:
         write_csv=False,
     )
     started = time.perf_counter()
-    scores = host(model)
+    scores = evaluator(model)
     stock = time.perf_counter() - started
     print(f"stock: {stock:.1f} s, ndcg@10 {scores['cosine_ndcg@10']:.6f}")
     print(f"stock / ours: {stock / ours:.2f}")

@@ -1,8 +1,8 @@
-"""What every sampler costs against what its docstring says, in training steps of a static run, all in one go.
+"""Measured cost of every sampler against its predicted cost, in static runs of as many steps.
 
-Predicted, and memory in parameter sizes, are what `mixfluence plan` says. Measured: seconds of training, measuring,
-stages and clustering over those of a static run. The data is that of the recipe `english13`, the settings are those of
-its siblings or of a file.
+The prediction, and memory in parameter sizes, are those of `mixfluence plan`. The measurement is seconds of training,
+probing, stages and clustering over those of a static run. The data is that of the recipe `english13`; the settings are
+those of its siblings or of a file.
 
     python benchmarks/method_cost.py DATA --target covidqa --steps 200
     python benchmarks/method_cost.py DATA --methods reproduction/english/chosen.txt --out costs.jsonl
@@ -25,7 +25,7 @@ PARTS = ("train", "probe", "cluster")
 
 
 class Method(NamedTuple):
-    """A sampler: the recipe it is run by, what is changed there, and the method that it replays, if any."""
+    """A sampler: its recipe, changes to it, and the method whose run it replays, if any."""
 
     recipe: str
     changes: list[str]
@@ -89,13 +89,13 @@ def main() -> None:
     methods = {"uniform": Method("english13", ["strategy={name: static, init: uniform}"])}
     methods |= listed(options.methods) if options.methods else shipped()
     print(f"{'method':36} {'seconds':>8} {'measured':>9} {'predicted':>10} {'memory':>7}", flush=True)
-    # The first run of a process loads kernels and finds its memory, which no sampler should pay for.
+    # The first run of a process loads kernels and allocates memory, which must not count for any sampler.
     measure("before", methods["uniform"], common, options.scratch)
     once = 0.0
     for name, method in methods.items():
         try:
             line = measure(name, method, common, options.scratch)
-        except RecipeError as error:  # a cap on epochs, say, that the target's own rows cannot keep
+        except RecipeError as error:  # such as a cap on epochs with too few rows of the target
             print(f"{name:36} refused: {error}", flush=True)
             continue
         once = once or line["seconds"]

@@ -1,7 +1,6 @@
-"""A round of probes on one process and on several that share out the datasets, with the same rows in every probe.
+"""A round of probes on one process and on several that divide the datasets, with the same rows in every probe.
 
-The texts are those of `sides.py`. Each side runs in processes of its own, one side after the other. On a CPU every
-process has one thread, so that cores and processes are the same thing.
+The texts are those of `sides.py`. The sides run one after the other. On a CPU every process has one thread.
 
     python benchmarks/parallel_probes.py --model minilm --batch 16 --datasets 8 --processes 1 2
 """
@@ -19,7 +18,7 @@ from statistics import fmean
 
 
 def probe(options: argparse.Namespace) -> None:
-    """Train a few steps with two rounds of probes, and leave the trace in the output folder."""
+    """Train a few steps with rounds of probes; the trace goes to the output folder."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from sides import random_rows

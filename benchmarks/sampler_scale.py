@@ -1,7 +1,7 @@
-"""The sampler on many rows: time to the first batch, memory, and draws a second, as the number of rows grows.
+"""The sampler on many rows: time to the first batch, memory, and draws per second, as the number of rows grows.
 
-A token cache is made up on disk: 32 datasets of the same size, one token per text, no two texts alike. Every size is
-measured in a process of its own; memory is what the process holds beyond the mapped files.
+The token cache on disk is synthetic: 32 datasets of the same size, one token per text, all texts different. Every size
+is measured in a process of its own; memory does not include the mapped files.
 
     python benchmarks/sampler_scale.py --rows 1000000 10000000 100000000 --scratch DIR
 """
@@ -24,12 +24,12 @@ DATASETS, BATCH, DRAWS = 32, 256, 20_000
 
 
 def write_cache(folder: Path, rows: int, number: int) -> None:
-    """Write a tokenised dataset of rows that share no text."""
+    """Write a tokenised dataset whose rows share no text."""
     from mixfluence.data.tokens import TokenLayout
 
     folder.mkdir(parents=True)
     layout = asdict(TokenLayout(True, 0, False, [], {}))
-    facts = {"distinct_positives": rows, "least_negatives": 0, "has_scores": False}
+    facts = {"distinct_positives": rows, "least_negatives": 0, "most_negatives": 0, "has_scores": False}
     (folder / "manifest.json").write_text(json.dumps({"query": layout, "document": layout, **facts}))
     for place, (side, stem) in enumerate([("query", "anchor"), ("document", "passage")]):
         first = (2 * number + place) * rows
@@ -43,7 +43,7 @@ def write_cache(folder: Path, rows: int, number: int) -> None:
 
 
 def measure(folder: Path) -> None:
-    """Print what opening the cache and drawing from it costs."""
+    """Print the cost of opening the cache and of drawing from it."""
     started = time.perf_counter()
     from functools import partial
 
@@ -61,7 +61,7 @@ def measure(folder: Path) -> None:
     draws = iter(sampler)
     next(draws)
     first = time.perf_counter() - loaded
-    # A few to fill the blocks of every dataset.
+    # Fill the blocks of every dataset.
     for _ in range(1_000):
         next(draws)
         sampler.pop_trained()

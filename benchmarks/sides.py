@@ -1,4 +1,4 @@
-"""One training run on random texts in a process of its own, for the scripts that set two of them side by side.
+"""One training run on random texts in a process of its own, for the scripts that compare two of them.
 
 python benchmarks/sides.py static --model minilm --batch 256
 """
@@ -19,10 +19,10 @@ SIDE_OPTIONS = {"model": "minilm", "batch": 256, "rows": 40_000, "steps": 120, "
 
 
 class Side:
-    """A run in a process of its own, told about when it is done.
+    """A run in a process of its own.
 
     Attributes:
-        facts: What it printed.
+        facts: Its measurements.
     """
 
     def __init__(self, kind: str, *words: str) -> None:
@@ -39,12 +39,12 @@ class Side:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second without the first ones, and without rounds of probes."""
+        """Speed without the first steps and without rounds of probes."""
         return float(self.facts["steps_per_second"])
 
 
 def add_side_options(parser: argparse.ArgumentParser) -> None:
-    """Add what all sides of a comparison have in common."""
+    """Add the options that all sides of a comparison share."""
     for name, value in SIDE_OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
 
@@ -94,7 +94,7 @@ def make_trainer(options: argparse.Namespace, callbacks: list[Any]) -> Any:
         return SentenceTransformerTrainer(model, args, DatasetDict(pool), loss=loss, callbacks=callbacks)
     probe = Probe(
         state="momentum-free" if options.momentum_free else "inherited",
-        snapshot="host" if options.host_snapshot else "device",
+        snapshot="cpu" if options.cpu_snapshot else "device",
     )
     adaptive = InfDDS(init=UNIFORM, update_every=50, probe=probe, reptile=Reptile() if options.reptile else None)
     return MixtureTrainer(
@@ -110,7 +110,7 @@ def make_trainer(options: argparse.Namespace, callbacks: list[Any]) -> Any:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train one side and return its speed, its peak memory and what its rounds of probes took."""
+    """Train one side and return its speed, its peak memory and the seconds of its rounds."""
     import torch
     from transformers import TrainerCallback
 
@@ -152,7 +152,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def round_facts(trainer: Any, datasets: int) -> dict[str, float]:
-    """Return how often one more round makes the host wait for the device, and what copying there and back takes."""
+    """Return how often one more round makes the CPU wait for the GPU, and the seconds of snapshot and restores."""
     import torch
 
     from mixfluence.influence.snapshot import Snapshot
@@ -161,8 +161,8 @@ def round_facts(trainer: Any, datasets: int) -> dict[str, float]:
     with warnings.catch_warnings(record=True) as waits:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        waits.clear()  # the mode itself is warned of
-        trainer._rounds.run()
+        waits.clear()  # setting the mode warns too
+        trainer.probing.update()
         torch.cuda.set_sync_debug_mode("default")
     for wait in waits:
         print(f"{wait.filename}:{wait.lineno}: {wait.message}", file=sys.stderr)
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--datasets", type=int, default=2)
     parser.add_argument("--targets", type=int, default=0)
-    for switch in ("compiled", "reptile", "momentum-free", "host-snapshot"):
+    for switch in ("compiled", "reptile", "momentum-free", "cpu-snapshot"):
         parser.add_argument(f"--{switch}", action="store_true")
     print(json.dumps(measure(parser.parse_args())))
 

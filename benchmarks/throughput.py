@@ -1,8 +1,8 @@
 """Training throughput of `MixtureTrainer` against sentence-transformers' own trainer, on the same rows.
 
-Texts are random words of the encoder's vocabulary, so that they are tokenised at the usual price: queries of about ten
-words, passages of about 120. Each side runs in a process of its own, one after the other; the first steps, in which
-caches fill and kernels are compiled, are not counted. Tokenising once is part of our side and is printed too.
+Texts are random words of the encoder's vocabulary, so that tokenising costs as much as usual: queries of about ten
+words, passages of about 120. Each side runs in a process of its own, one after the other. The first steps, which fill
+caches and compile kernels, are not counted. The time that our side takes to tokenise once is printed too.
 
     python benchmarks/throughput.py --model minilm --batch 256 --workers 0 4 8 --compiled
 """
@@ -17,7 +17,7 @@ from sides import SIDE_OPTIONS, Side, add_side_options
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_side_options(parser)
-    parser.add_argument("--workers", type=int, nargs="*", default=[0, 4, 8], help="of stock's loader")
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, 4, 8], help="loader workers of stock")
     parser.add_argument("--compiled", action="store_true", help="also run ours with a compiled encoder")
     options = parser.parse_args()
     common = [f"--{name}={getattr(options, name)}" for name in SIDE_OPTIONS]
@@ -27,11 +27,9 @@ def main() -> None:
         ours["ours, compiled"] = Side("static", *common, "--compiled")
     best = max(side.steps_per_second for side in stock.values())
     for name, side in ours.items():
-        print(f"{name} / stock at its best: {side.steps_per_second / best:.2f}")
+        print(f"{name} / stock with its best number of workers: {side.steps_per_second / best:.2f}")
         if 0 in stock:
-            print(
-                f"{name} / stock as it comes, without workers: {side.steps_per_second / stock[0].steps_per_second:.2f}"
-            )
+            print(f"{name} / stock without workers: {side.steps_per_second / stock[0].steps_per_second:.2f}")
 
 
 if __name__ == "__main__":

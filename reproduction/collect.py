@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reproduction.package import RECORD_FILE, WEIGHTS_FILE, read_record, read_weights
+from mixfluence.runs import RECORD_FILE, WEIGHTS_FILE, read_record
+from reproduction.package import read_weights
 
 
 def line_of(run: Path) -> dict[str, Any]:

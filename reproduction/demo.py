@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from statistics import fmean, stdev
 
 from mixfluence.recipe_yaml import find_recipe, load_recipe
+from mixfluence.runs import Group, read_run
 from mixfluence.sweep import Job, run_jobs
-from reproduction.package import RECORD_FILE, demo_changes, read_record
+from reproduction.package import demo_changes
 
 
 def main() -> None:
@@ -33,13 +33,13 @@ def main() -> None:
                 groups.setdefault((target, label), []).append(Job(name, own))
     failed = run_jobs([job for jobs in groups.values() for job in jobs])
     for (target, label), jobs in groups.items():
-        records = [read_record(job.folder / RECORD_FILE) for job in jobs if job.name not in failed]
-        scores = [100 * record["scores"][target]["ndcg@10"] for record in records]
-        seconds = [record["seconds"]["train"] + record["seconds"]["probe"] for record in records]
-        if scores:
-            spread = stdev(scores) if len(scores) > 1 else 0.0
-            values = " ".join(f"{score:.2f}" for score in scores)
-            print(f"{target:14} {label:14} {fmean(scores):5.1f}  sd {spread:.2f}  {values}  {fmean(seconds):.0f} s")
+        done = [job for job in jobs if job.name not in failed]
+        if done:
+            group = Group(tuple(job.name for job in done), tuple(read_run(job.folder) for job in done))
+            score = group.scores()[target]
+            values = " ".join(f"{value:.2f}" for value in score.values)
+            seconds = 3600 * sum(group.hours(on_gpu=False).values())
+            print(f"{target:14} {label:14} {score.mean:5.1f}  sd {score.spread or 0:.2f}  {values}  {seconds:.0f} s")
 
 
 if __name__ == "__main__":

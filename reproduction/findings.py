@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
+from mixfluence.runs import Score
 from reproduction.beside import paper_notes, paper_table, paper_value
 from reproduction.cells import Cell, rows_left_out
 from reproduction.outcomes import Outcome, read_outcomes
@@ -83,20 +83,18 @@ def _notes(setting: str, results: Results) -> list[str]:
 def _row(outcome: Outcome, on_gpu: bool) -> dict[str, Any]:
     return {
         "label": outcome.label,
-        "average": _score(outcome.averages) if outcome.averages else None,
-        "scores": {name: _score(values) for name, values in outcome.scores.items()},
+        "average": _score(outcome.average) if outcome.average else None,
+        "scores": {name: _score(score) for name, score in outcome.scores.items()},
         "hours": outcome.hours(on_gpu),
         "weights": {target or "all": weights for target, weights in outcome.final_weights.items()},
         "trajectories": [
-            {"target": done.cell.target, "seed": done.cell.seed, "mixtures": done.trajectory}
-            for done in outcome.done
-            if done.run
+            {"target": found.target, "seed": found.seed, "mixtures": found.mixtures} for found in outcome.trajectories
         ],
     }
 
 
-def _score(values: Sequence[float]) -> dict[str, Any]:
-    return {"mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None, "by_seed": values}
+def _score(score: Score) -> dict[str, Any]:
+    return {"mean": score.mean, "sd": score.spread, "by_seed": score.values}
 
 
 def _paper_row(row: PaperRow) -> dict[str, Any]:

@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING
 from mixfluence.data.source import SourceSection as Source
 from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.evaluation.significance import average_difference, bootstrap_interval, holm, t_test
 from mixfluence.files import replacing, write_text
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.labels import pool_labels
-from mixfluence.runs import (
-    EVAL_FOLDER,
-    PARTS,
-    RECIPE_FILE,
-    RECORD_FILE,
-    WEIGHTS_FILE,
-    Run,
-    read_record,
-    read_run,
-    write_record,
-)
+from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, write_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,24 +25,22 @@ if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
 __all__ = [
-    "PARTS",
-    "RECORD_FILE",
-    "WEIGHTS_FILE",
     "DataError",
     "MixfluenceError",
     "RecipeError",
-    "Run",
     "Source",
+    "average_difference",
+    "bootstrap_interval",
     "demo_changes",
     "embed_rows",
+    "holm",
     "pool_labels",
-    "read_record",
     "read_rows",
-    "read_run",
     "read_task",
     "read_weights",
     "replacing",
     "run_untrained",
+    "t_test",
     "write_text",
 ]
 

@@ -168,7 +168,8 @@ _Kind = TypeVar("_Kind", bound=Strict)
 
 
 def _load(kind: type[_Kind], name: str, folder: Path) -> _Kind:
-    path = next((path for path in (Path(name), folder / f"{name}.yaml") if path.is_file()), None)
+    places = (Path(name), folder / f"{name}.yaml", FOLDER / name)
+    path = next((path for path in places if path.is_file()), None)
     if path is None:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
         raise RecipeError(f"{name}: no such file, and not one of the {folder.name} ({known})")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from mixfluence.runs import Score
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ def bold(text: str) -> str:
     return f"**{text}**"
 
 
-def points(values: Sequence[float]) -> str:
-    """Return the mean, with the standard deviation if there are several values."""
-    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{fmean(values):.1f}{spread}"
+def points(score: Score) -> str:
+    """Return the mean, with the standard deviation if there are several seeds."""
+    return f"{score.mean:.1f}" if score.spread is None else f"{score.mean:.1f} ± {score.spread:.1f}"
 
 
 def _plain(cell: str) -> Text:

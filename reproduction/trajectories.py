@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from reproduction.cells import title_of
-from reproduction.outcomes import Done, Outcome
+from reproduction.outcomes import Outcome, Trajectory
 from reproduction.package import pool_labels
 from reproduction.stability import Mixture, disagreement, mean_mixture, mixture_at, wandering
 from reproduction.tables import Table
@@ -37,17 +37,17 @@ class Line(NamedTuple):
         targets: A target that is a training set, or all targets that are not.
         row: The title of the row.
         dataset: The target's own training set or, without one, the dataset with the highest final probability.
-        runs: A run for each seed.
+        runs: The trajectory of each seed.
     """
 
     targets: tuple[str, ...]
     row: str
     dataset: str
-    runs: Sequence[Done]
+    runs: Sequence[Trajectory]
 
     def at(self, moment: float) -> float:
         """Return the probability in percent after this fraction of the steps."""
-        mixtures = [mixture_at(run.trajectory, moment * run.cell.recipe.training.steps) for run in self.runs]
+        mixtures = [mixture_at(run.mixtures, moment * run.steps) for run in self.runs]
         return 100 * fmean(mixture.get(self.dataset, 0.0) for mixture in mixtures)
 
 
@@ -59,7 +59,7 @@ def trajectory_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """
     samplers: dict[str, list[Outcome]] = {}
     for outcome in _sampled(outcomes):
-        if any(len(done.trajectory) > 1 for done in outcome.done):
+        if any(len(run.mixtures) > 1 for run in outcome.trajectories):
             name = " ".join([str(outcome.row.sampler), *outcome.row.changes])
             samplers.setdefault(title_of(name, outcome.row, outcome.columns), []).append(outcome)
     tables = [_stability_table(samplers)] if samplers else []
@@ -131,9 +131,9 @@ def _stability_table(samplers: dict[str, list[Outcome]]) -> Table:
 
 def _stability(outcomes: Sequence[Outcome]) -> tuple[float, float | None, float | None]:
     """Return wandering and disagreement over starts and over seeds, means over targets."""
-    runs = [done for outcome in outcomes for done in outcome.done]
-    moved = fmean(wandering([mixture for _, mixture in done.trajectory]) for done in runs)
-    targets = dict.fromkeys(done.cell.target for done in runs)
+    runs = [run for outcome in outcomes for run in outcome.trajectories]
+    moved = fmean(wandering([mixture for _, mixture in run.mixtures]) for run in runs)
+    targets = dict.fromkeys(run.target for run in runs)
     ends = [[_ends(outcome, target) for outcome in outcomes] for target in targets]
     over_starts = [disagreement([mean_mixture(seeds) for seeds in starts if seeds]) for starts in ends]
     over_seeds = [disagreement(seeds) for starts in ends for seeds in starts]
@@ -141,13 +141,13 @@ def _stability(outcomes: Sequence[Outcome]) -> tuple[float, float | None, float 
 
 
 def _ends(outcome: Outcome, target: str | None) -> list[Mixture]:
-    return [done.trajectory[-1][1] for done in outcome.done if done.cell.target == target]
+    return [run.final for run in outcome.trajectories if run.target == target]
 
 
 def _lines(outcome: Outcome) -> Iterator[Line]:
     """Yield a line for each target that is a training set, and one for all others together."""
-    for target in dict.fromkeys(done.cell.target for done in outcome.done):
-        own = [done for done in outcome.done if done.cell.target == target]
+    for target in outcome.groups:
+        own = [run for run in outcome.trajectories if run.target == target]
         targets = [target] if target else list(outcome.recipe.dev)
         for name in (name for name in targets if name in outcome.recipe.train):
             yield Line((name,), outcome.label, name, own)

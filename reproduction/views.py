@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
+from mixfluence.runs import PARTS, Score
 from reproduction.beside import paper_value
 from reproduction.outcomes import Outcome
-from reproduction.package import PARTS
 from reproduction.paper import AVERAGE, PaperTable
 from reproduction.schema import Study
 from reproduction.tables import Table, bold, points
@@ -35,7 +35,7 @@ class Results:
     def on_gpu(self) -> bool:
         """Whether every run used a GPU, so that hours are GPU-hours."""
         runs = [run for outcome in self.outcomes for run in outcome.runs]
-        return bool(runs) and all(any(run.record["gpu_hours"].values()) for run in runs)
+        return bool(runs) and all(run.on_gpu for run in runs)
 
     @property
     def measure(self) -> str:
@@ -63,12 +63,12 @@ def undominated(pairs: Sequence[tuple[float, float]]) -> list[bool]:
 
 def _scores(results: Results) -> list[Table]:
     outcomes = results.outcomes
-    several = any(len(outcome.done) > 1 for outcome in outcomes)
+    several = any(len(outcome.all_runs) > 1 for outcome in outcomes)
     columns = {"row": _labels(outcomes)}
     if len(results.columns) > 1:
-        columns[AVERAGE] = _score_column([outcome.averages for outcome in outcomes])
+        columns[AVERAGE] = _score_column([outcome.average for outcome in outcomes])
     for name in results.columns:
-        columns[name] = _score_column([outcome.scores.get(name, []) for outcome in outcomes])
+        columns[name] = _score_column([outcome.scores.get(name) for outcome in outcomes])
     if several:
         columns["runs"] = [_count(outcome) for outcome in outcomes]
     if results.tables and any(row.paper for row in results.study.rows):
@@ -95,12 +95,12 @@ def _cost(results: Results) -> list[Table]:
     if not costs:
         return []
     outcomes, totals = [outcome for outcome, _ in costs], [sum(hours.values()) for _, hours in costs]
-    averages = [outcome.averages for outcome in outcomes]
-    known = [(total, fmean(own)) for total, own in zip(totals, averages, strict=True) if own]
+    averages = [outcome.average for outcome in outcomes]
+    known = [(total, own.mean) for total, own in zip(totals, averages, strict=True) if own]
     best = dict(zip(known, undominated(known), strict=True))
     columns = {"row": _labels(outcomes)}
     columns[AVERAGE] = [
-        "" if not own else bold(points(own)) if best[total, fmean(own)] else points(own)
+        "" if not own else bold(points(own)) if best[total, own.mean] else points(own)
         for total, own in zip(totals, averages, strict=True)
     ]
     for part in PARTS:
@@ -118,7 +118,7 @@ def _cost(results: Results) -> list[Table]:
 
 def _heat_map(results: Results) -> list[Table]:
     rows = [outcome for outcome in results.outcomes if len(outcome.scores) == len(results.columns) and outcome.runs]
-    means = [[fmean(outcome.scores[name]) for name in results.columns] for outcome in rows]
+    means = [[outcome.scores[name].mean for name in results.columns] for outcome in rows]
     if not means:
         return []
     by_row = zip(*map(z_scores, means), strict=True)
@@ -161,18 +161,18 @@ def _labels(outcomes: Sequence[Outcome]) -> list[str]:
     return [outcome.label for outcome in outcomes]
 
 
-def _score_column(scores: Sequence[Sequence[float]]) -> list[str]:
+def _score_column(scores: Sequence[Score | None]) -> list[str]:
     # Values that print the same are equally good.
-    shown = [round(fmean(values), 1) if values else None for values in scores]
+    shown = [round(score.mean, 1) if score else None for score in scores]
     best = max((value for value in shown if value is not None), default=None)
     return [
-        "" if value is None else bold(points(values)) if value == best else points(values)
-        for values, value in zip(scores, shown, strict=True)
+        "" if score is None else bold(points(score)) if value == best else points(score)
+        for score, value in zip(scores, shown, strict=True)
     ]
 
 
 def _count(outcome: Outcome) -> str:
-    done = len(outcome.done)
+    done = len(outcome.all_runs)
     return f"{done} of {done + outcome.missing}" if outcome.missing else str(done)
 
 

@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported what a run needs: it is imported once, not once for each of them."""
+"""Processes forked from a server that has imported the modules of a run, so that each is imported only once."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from typing import Any
 import yaml
 
 from mixfluence.recipe_yaml import find_recipe, load_recipe
+from mixfluence.runs import read_run
 from mixfluence.sweep import Job, State, run_jobs
-from reproduction.package import read_run
 
 SINGLE = ["covidqa", "climatefever", "cosqa", "socode"]
 JOINT = ["covidqa", "cosqa", "climatefever", "insuranceqa", "obliqa"]

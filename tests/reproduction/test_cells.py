@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from mixfluence.data.beir import BeirSource
+from mixfluence.data.pairs import PairsSource
 from reproduction.cells import Cell, build_cells, missing_files
 from reproduction.derived import NEGATIVES, trigrams
 from reproduction.package import RecipeError, read_rows
@@ -99,8 +101,9 @@ def test_resampled_rows_are_as_many_and_from_train_and_dev(write_study: WriteStu
 
 def test_scored_rows_have_unjudged_negatives_and_standardised_scores(write_study: WriteStudy) -> None:
     cell = build(write_study({"teacher": True}))[0]
-    assert {source.format for source in [*cell.recipe.train.values(), *cell.recipe.dev.values()]} == {"pairs"}
-    assert cell.recipe.test["big"].format == "beir"
+    sources = [*cell.recipe.train.values(), *cell.recipe.dev.values()]
+    assert {type(source) for source in sources} == {PairsSource}
+    assert type(cell.recipe.test["big"]) is BeirSource
     file = next(
         file for file in cell.derivations if file.path.parent.name == "train-bm25" and "small" in file.path.name
     )

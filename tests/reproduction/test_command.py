@@ -1,6 +1,7 @@
 """`python -m reproduction` with real runs.
 
 - Trained and untrained cells run, a failing one is reported, tables and notes are written; nothing is run twice.
+- `mixfluence compare` reads both kinds of cells.
 - Counts that differ from the published ones reach the record and the tables.
 """
 
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from mixfluence.cli import app as mixfluence
+from mixfluence.runs import RECORD_FILE
 from reproduction.__main__ import app, main
-from reproduction.package import RECORD_FILE
 from reproduction.schema import SETTINGS, load_setting, load_study
 from tests.reproduction.conftest import WriteStudy
 
@@ -64,6 +66,13 @@ def test_a_study_runs_once_and_its_tables_are_written(
         "bm25": False,
     }
 
+    folders = [str(tmp_path / "out" / name / "0") for name in ("mix", "zero-shot")]
+    compared = CliRunner().invoke(mixfluence, ["compare", *folders, "--format", "markdown"])
+    assert compared.exit_code == 0
+    shown = next(line for line in compared.stdout.splitlines() if "zero-shot" in line)
+    zero_shot = next(row for row in facts["rows"] if row["label"] == "zero-shot")
+    assert f"{zero_shot['scores']['big']['mean']:.1f}" in shown
+
     write_study(rows=rows[1:], settings={"twin": twin})
     again = reproduce(*words)
     assert again.exit_code == 0
@@ -91,7 +100,7 @@ def test_the_papers_second_and_third_settings_have_eight_gpus() -> None:
 
 
 def test_only_one_file_imports_more_than_the_public_modules() -> None:
-    public = {"mixfluence", "mixfluence.recipe", "mixfluence.recipe_yaml", "mixfluence.sweep"}
+    public = {"mixfluence", "mixfluence.recipe", "mixfluence.recipe_yaml", "mixfluence.runs", "mixfluence.sweep"}
     for path in SETTINGS.parent.rglob("*.py"):
         found = set(re.findall(r"^\s*from (mixfluence\S*) import", path.read_text(encoding="utf-8"), re.MULTILINE))
         assert path.name == "package.py" or found <= public, path
