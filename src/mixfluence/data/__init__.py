@@ -1,1 +1,1 @@
-"""Files become datasets here: one module per format, the mixture of them and the token cache."""
+"""Data formats, the mixture of training datasets, and the token cache."""

@@ -157,13 +157,16 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     import pyarrow as pa
 
     iterator = iter(rows)
-    with (
-        replacing(path) as temporary,
-        temporary.open("wb") as sink,
-        pa.ipc.new_stream(sink, arrow_schema()) as writer,
-    ):
-        while batch := list(islice(iterator, ROWS_PER_BATCH)):
-            writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
+    try:
+        with (
+            replacing(path) as temporary,
+            temporary.open("wb") as sink,
+            pa.ipc.new_stream(sink, arrow_schema()) as writer,
+        ):
+            while batch := list(islice(iterator, ROWS_PER_BATCH)):
+                writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
+    except OSError as error:  # of a full disk, without the name of the file
+        raise OSError(error.errno, os.strerror(error.errno or 0), error.filename or str(path)) from error
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:
