@@ -85,9 +85,9 @@ class Outcome:
         found: dict[int, dict[str, float]] = {}
         for group in self.groups.values():
             for name, score in group.scores(self.measure).items():
-                for seed, value in zip(group.seeds, score.values, strict=True):
+                for run, value in zip(group.runs, score.values, strict=True):
                     if name in self.columns:
-                        found.setdefault(seed, {})[name] = value
+                        found.setdefault(run.recipe.seed, {})[name] = value
         return found
 
     @property

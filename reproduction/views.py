@@ -35,7 +35,7 @@ class Results:
     def on_gpu(self) -> bool:
         """Whether every run used a GPU, so that hours are GPU-hours."""
         runs = [run for outcome in self.outcomes for run in outcome.runs]
-        return bool(runs) and all(run.on_gpu for run in runs)
+        return bool(runs) and all(any(run.record["gpu_hours"].values()) for run in runs)
 
     @property
     def measure(self) -> str:
