@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mixfluence.data.source import SourceSection as Source
-from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation.significance import average_difference, bootstrap_interval, holm, t_test
 from mixfluence.files import replacing, write_text
+from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.labels import pool_labels
+from mixfluence.report.summary import pool_labels
 from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, write_record
 
 if TYPE_CHECKING:

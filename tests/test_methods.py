@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
 from mixfluence.planning import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
+from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe_yaml import RECIPES, load_recipe
 from mixfluence.runs import read_trace
 from mixfluence.strategies import (

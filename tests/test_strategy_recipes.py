@@ -17,12 +17,12 @@ import pytest
 import yaml
 from torch import nn
 
-from mixfluence.data.weights import read_weights
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Probe, Reptile
 from mixfluence.influence.metrics import METRICS
 from mixfluence.policy import Anchored, Matching, Mirror, PolicyGradient, Rule, Temperature, Weights
+from mixfluence.policy.initial import read_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.runs import read_trace

@@ -24,12 +24,12 @@ from mixfluence.build import Data, build_trainer, check_training_arguments, stag
 from mixfluence.data.formats import read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
-from mixfluence.data.weights import read_weights, write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
+from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.strategies import Stage

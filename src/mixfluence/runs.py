@@ -220,9 +220,9 @@ def _upgrade(recipe: dict[str, Any]) -> None:
 
 def read_run(path: Path) -> Run:
     """Read a run folder; a `DataError` names the file that is damaged."""
-    from mixfluence.data.weights import read_weights
     from mixfluence.evaluation.dev_queries import read_dev_queries
     from mixfluence.evaluation.results import read_evaluation
+    from mixfluence.policy.initial import read_weights
 
     recipe = read_run_recipe(path)
     record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}

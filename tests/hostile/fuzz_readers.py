@@ -21,8 +21,8 @@ with atheris.instrument_imports(include=["mixfluence", "yaml"]):
     from mixfluence.data.beir import read_grades
     from mixfluence.data.pairs import RecordReader
     from mixfluence.data.source import read_records
-    from mixfluence.data.weights import read_weights
     from mixfluence.errors import MixfluenceError
+    from mixfluence.policy.initial import read_weights
     from mixfluence.recipe_yaml import load_recipe
 
 

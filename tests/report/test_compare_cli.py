@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from mixfluence.cli.runs import compare, weights
-from mixfluence.data.weights import read_weights
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
 from tests.test_methods import SETTINGS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mixfluence.report.labels import method_of, pool_labels
+from mixfluence.report.summary import method_of, pool_labels
 from mixfluence.runs import group_by_seed, run_labels
 from tests.report.test_compare import made_run, untrained
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.data.weights import write_weights
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Temperature, Weights
+from mixfluence.policy.initial import write_weights
 from mixfluence.strategies import Replay, Static, TargetOnly
 
 SIZES = {"a": 10, "b": 30, "c": 60}

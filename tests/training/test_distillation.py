@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixfluence.data.rows import Row, RowSet
-from mixfluence.training.losses import M3Distillation, distillation_losses, info_nce
+from mixfluence.training.losses import info_nce
+from mixfluence.training.m3_kd import M3Distillation, distillation_losses
 from tests.conftest import row_set
 from tests.training.runs import arguments, build, start_processes
 

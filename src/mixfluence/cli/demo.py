@@ -33,9 +33,8 @@ def demo(
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
-    from mixfluence.data.weights import read_weights
-    from mixfluence.display import largest, percent
     from mixfluence.experiment import evaluate_tasks, run
+    from mixfluence.policy.initial import read_weights
     from mixfluence.report.tables import score_table
     from mixfluence.training.display import ProgressDisplay
 
@@ -51,8 +50,8 @@ def demo(
         rows[label] = run(read_recipe("pydocs", [*changes, *own]), callbacks=[ProgressDisplay(errors, label)])
     print_line(f"NDCG@10 on {len(tasks[target].queries)} test queries:")
     output.print(score_table(rows))
-    learned = read_weights(to / "inf-dds" / "weights.json")
-    print_line("inf-dds ended with " + ", ".join(f"{name} {percent(learned[name])}" for name in largest(learned, 5)))
+    learned = sorted(read_weights(to / "inf-dds" / "weights.json").items(), key=lambda item: -item[1])
+    print_line("inf-dds ended with " + ", ".join(f"{name} {share:.0%}" for name, share in learned if share >= 0.01))
     print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/inf-dds/model').")
 
 

@@ -126,8 +126,8 @@ def weights(
     file: OutputFile = None,
 ) -> None:
     """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
-    from mixfluence.data.weights import replayed_weights
     from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
+    from mixfluence.strategies.replay import replayed_weights
 
     datasets = read_run_recipe(run).train
     if which == "final" and not (run / WEIGHTS_FILE).exists():

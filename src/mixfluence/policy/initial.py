@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import reprlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from mixfluence.data.weights import read_weights
-from mixfluence.errors import RecipeError
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.files import write_text
 from mixfluence.policy.bounds import Vector
-from mixfluence.schema import NonNegative, PathLike, Section
+from mixfluence.schema import LARGEST, NonNegative, PathLike, Section
 
 
 class Initial(Section):
@@ -132,3 +135,25 @@ InitialField = Annotated[SerializeAsAny[Initial], BeforeValidator(_from_recipe)]
 def temperature_label(temperature: float) -> str:
     """Return a temperature as tables show it."""
     return "∞" if math.isinf(temperature) else f"{temperature:g}"
+
+
+def read_weights(path: Path) -> dict[str, float]:
+    """Read a weight file."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such weight file")
+    try:
+        weights = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a weight file ({error})") from error
+    if not isinstance(weights, dict) or not weights:
+        raise DataError(f"{path}: expected a mapping of dataset name to number")
+    for name, weight in weights.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not 0 <= weight <= LARGEST:
+            raise DataError(f"{path}: {name!r}: expected a non-negative number, found {reprlib.repr(weight)}")
+    return weights
+
+
+def write_weights(path: Path, weights: Mapping[str, float]) -> None:
+    """Write weights that a later run can start from."""
+    write_text(path, json.dumps(dict(weights), indent=1) + "\n")

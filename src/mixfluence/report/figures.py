@@ -18,7 +18,7 @@ from mixfluence.files import replacing
 from mixfluence.report import curves
 from mixfluence.report.compare import Comparison, labelled, overview
 from mixfluence.report.curves import Points, by_dataset, thin
-from mixfluence.report.labels import method_of
+from mixfluence.report.summary import method_of
 from mixfluence.runs import MEASURE, PARTS, Run, Score, TraceLine
 
 ONE_COLUMN, TWO_COLUMNS = 3.3, 6.9

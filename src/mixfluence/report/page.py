@@ -20,8 +20,7 @@ from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.compare import Comparison, overview
 from mixfluence.report.figures import COLOURS, INK, PAPER, STYLE, Chart, charts_of_all, charts_of_run
-from mixfluence.report.labels import method_of
-from mixfluence.report.summary import make_notes, make_sheets, run_label
+from mixfluence.report.summary import make_notes, make_sheets, method_of, run_label
 from mixfluence.report.tables import Sheet, html_table, numbers, words
 from mixfluence.runs import Group, Run
 

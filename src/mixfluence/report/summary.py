@@ -7,15 +7,16 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
-from mixfluence.report.labels import method_of, pool_labels
 from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
 FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
+# Most characters of a list of datasets; longer ones are counted.
+WIDEST_POOL = 24
 
 
 def make_sheets(comparison: Comparison, *, for_print: bool) -> list[Sheet]:
@@ -265,3 +266,32 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
     "csv": to_csv,
     "json": to_json,
 }
+
+
+class Method(NamedTuple):
+    """What a table says of a group: sampler, start of its probabilities, training sets, dev sets that guide it."""
+
+    sampler: str
+    start: str
+    train: tuple[str, ...]
+    dev: tuple[str, ...]
+
+
+def method_of(group: Group) -> Method:
+    """Return the method of a group; a model that was only tested has a name and nothing else."""
+    if name := group.runs[0].untrained:
+        return Method("BM25" if name == "bm25" else name, "-", (), ())
+    recipe, strategy = group.recipe, group.recipe.strategy
+    dev = tuple(recipe.dev) if strategy.needs_dev else ()
+    return Method(strategy.label, strategy.start_label, tuple(recipe.train), dev)
+
+
+def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the datasets of each pool if they are few, else their number; a letter tells equal numbers apart."""
+    long = [pool for pool in dict.fromkeys(pools) if len(", ".join(pool)) > WIDEST_POOL]
+    labels = {pool: ", ".join(pool) or "-" for pool in pools if pool not in long}
+    for pool in long:
+        alike = [other for other in long if len(other) == len(pool)]
+        letter = f" ({chr(ord('a') + alike.index(pool))})" if len(alike) > 1 else ""
+        labels[pool] = f"{len(pool)} set{'s' if len(pool) > 1 else ''}{letter}"
+    return [labels[pool] for pool in pools]

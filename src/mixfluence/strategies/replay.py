@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
-from mixfluence.data.weights import replayed_weights
+from mixfluence.errors import DataError
 from mixfluence.policy import Vector, Weights, softmax
+from mixfluence.policy.initial import read_weights
+from mixfluence.runs import TRACE_FILE, WEIGHTS_FILE, read_trace
 from mixfluence.schema import PathLike
 from mixfluence.strategies.base import Strategy
 
@@ -39,3 +42,27 @@ class Replay(Strategy):
 
     def weights(self, progress: float = 0.0) -> Vector:
         return self._weights
+
+
+def replayed_weights(run: Path, which: Literal["final", "average"]) -> dict[str, float]:
+    """Return the final weights of a run's folder, or their average over all trained batches.
+
+    A batch counts with the weights of its line in the trace. It was drawn by these if weights change only at updates,
+    because the trace is written before each update. Changes in between, by a schedule or a limit on epochs, count from
+    the line before, and batches that loader workers drew before an update count with the new weights.
+    """
+    path = run / {"final": WEIGHTS_FILE, "average": TRACE_FILE}[which]
+    if not path.is_file():
+        raise DataError(f"{run}: has no {path.name}, expected the folder of a finished run")
+    if which == "final":
+        return read_weights(path)
+    totals: dict[str, float] = {}
+    batches = 0
+    for line in read_trace(path):
+        trained = len(line.get("trained", []))
+        batches += trained
+        for name, weight in (line["weights"] if trained else {}).items():
+            totals[name] = totals.get(name, 0.0) + trained * weight
+    if not batches:
+        raise DataError(f"{path}: contains no trained batches")
+    return {name: total / batches for name, total in totals.items()}

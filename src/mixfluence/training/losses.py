@@ -1,4 +1,4 @@
-"""InfoNCE, distillation from a teacher (m3-kd), and the weighted loss of a proxy run."""
+"""InfoNCE, the weighted loss of a proxy run, and the losses by the names that recipes use."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import torch
 from accelerate.utils import gather
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
-from sentence_transformers.util import all_gather_with_grad, get_rank
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import embed_columns, packed
 from mixfluence.strategies import Strategy
+from mixfluence.training.m3_kd import M3Distillation, in_batch_scores, normalised
 from mixfluence.training.packing import prepare_attention
 
 
@@ -66,89 +64,6 @@ def info_nce(
         else CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
     )
     return loss
-
-
-class M3Distillation(CachedLossMixin, nn.Module):
-    """InfoNCE over cosines, distilled from a teacher's scores as in BGE-M3, in rows that have them.
-
-    A batch may mix rows with and without scores. Without any, it equals `info_nce`, which is then the simpler choice.
-    Scores are the label, one per passage, the positive first. The arguments are those of `info_nce`; the temperature
-    does not divide the teacher's scores.
-    """
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        temperature: float = 0.02,
-        *,
-        mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.temperature = temperature
-        self.gather_across_devices = gather_across_devices
-        self.mini_batch_size = mini_batch_size
-        self.uses_gradient_cache = mini_batch_size is not None
-
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a batch."""
-        columns = list(sentence_features)
-        if self.uses_gradient_cache:
-            loss: Tensor = CachedLossMixin.forward_cached(self, columns, labels)
-            return loss
-        return self._mean(embed_columns(self.model, columns), labels)
-
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
-    ) -> Tensor:
-        """Return the loss of embeddings computed in mini-batches, as `CachedLossMixin` expects."""
-        loss = self._mean([torch.cat(pieces) for pieces in reps], labels)
-        if with_backward:
-            torch.autograd.backward(loss)
-        return loss.detach() if with_backward else loss
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings for the model card."""
-        return {name: getattr(self, name) for name in ("temperature", "mini_batch_size", "gather_across_devices")}
-
-    def _mean(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-        queries, *passages = _normalised(columns)
-        scores, first = _scores(queries, passages, self.temperature, self.gather_across_devices)
-        scores = scores.view(len(queries), len(passages), -1)
-        rows = torch.arange(len(queries), device=scores.device)
-        own = scores[rows, :, first + rows]
-        mine = F.one_hot(first + rows, scores.shape[2]).bool()[:, None, :]
-        others = scores.masked_fill(mine, -torch.inf).flatten(1).logsumexp(1)
-        teacher = torch.full_like(own, torch.nan) if labels is None else labels.to(own)
-        return distillation_losses(own, others, teacher).mean()
-
-
-def distillation_losses(own: Tensor, others: Tensor, teacher: Tensor) -> Tensor:
-    """Return the m3-kd loss of each query.
-
-    A query's own passages are taken in turn: the positive first, then its negatives by falling teacher score. Each is
-    the target once, against all passages except those taken before it, weighted by the softmax of the teacher's
-    scores. The denominators are a cumulative sum from the end, so one pass is enough.
-
-    A row whose positive has no score uses plain InfoNCE. A negative without a score is never a target, but stays in
-    the denominators.
-
-    Args:
-        own: Queries x own passages, the positive first: the student's scores, divided by the temperature.
-        others: For each query, the logsumexp of its scores with all other queries' passages.
-        teacher: The teacher's scores of the own passages, unscaled; NaN where there is none.
-    """
-    keys = teacher.nan_to_num(-torch.inf)
-    keys[:, 0] = torch.inf
-    order = keys.argsort(dim=1, descending=True, stable=True)
-    own, teacher = own.gather(1, order), teacher.gather(1, order)
-    left = own.flip(1).logcumsumexp(1).flip(1)
-    # Only the positive is a target if the teacher has not scored it.
-    scored = teacher.isfinite() & teacher[:, :1].isfinite()
-    targets = torch.where(scored, teacher, -torch.inf)
-    targets[:, 0] = targets[:, 0].masked_fill(~scored[:, 0], 0.0)
-    return (targets.softmax(1).to(own.dtype) * (torch.logaddexp(others[:, None], left) - own)).sum(1)
 
 
 class Reference:
@@ -221,11 +136,11 @@ class GroupLoss(nn.Module):
 
     def _rows(self, columns: Sequence[Tensor]) -> Tensor:
         """Return the loss of each query."""
-        queries, *passages = _normalised(columns)
+        queries, *passages = normalised(columns)
         if self._own_negatives_only and len(passages) > 1:
             scores = torch.einsum("qd,pqd->qp", queries, torch.stack(passages)) / self.temperature
             return torch.logsumexp(scores, dim=1) - scores[:, 0]
-        scores, first = _scores(queries, passages, self.temperature, self._gather_across_devices)
+        scores, first = in_batch_scores(queries, passages, self.temperature, self._gather_across_devices)
         return torch.logsumexp(scores, dim=1) - scores.diagonal(first)
 
 
@@ -260,22 +175,6 @@ def group_losses(
         name: GroupLoss(model, frozen, partial(strategy.weigh, number), temperature, **options)
         for number, name in enumerate(names)
     }
-
-
-def _normalised(columns: Sequence[Tensor]) -> list[Tensor]:
-    """Return embeddings of length 1, in fp32 at least: at a temperature of 0.02, bf16 rounds scores to a tenth."""
-    precision = torch.promote_types(columns[0].dtype, torch.float32)
-    return [F.normalize(column.to(precision), dim=-1) for column in columns]
-
-
-def _scores(queries: Tensor, passages: list[Tensor], temperature: float, gathered: bool) -> tuple[Tensor, int]:
-    """Return the scores of queries with all passages, and the place of the first query's positive among them."""
-    first = 0
-    if gathered:
-        passages = [all_gather_with_grad(column) for column in passages]
-        first = get_rank() * len(queries)
-    # A plain matrix product: the backward pass of gathering misreads a gradient that is not contiguous.
-    return queries @ torch.cat(passages).T / temperature, first
 
 
 # Names as recipes spell them. Each takes (model, temperature, *, mini_batch_size, gather_across_devices).

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data.weights import read_weights, replayed_weights, write_weights
 from mixfluence.errors import DataError
+from mixfluence.policy.initial import read_weights, write_weights
+from mixfluence.strategies.replay import replayed_weights
 from tests.training.runs import TurnAt, Turning, arguments, build
 
 START: dict[str, Any] = {"step": 0, "seconds": 0.0, "datasets": {"a": {"rows": 3}, "b": {"rows": 4}}}
