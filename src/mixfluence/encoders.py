@@ -117,7 +117,8 @@ def _refuse_pickles(folder: Path) -> None:
     """Refuse a folder whose weights, or those of a module, are only pickled."""
     for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
         if not any(weights.parent.glob("*.safetensors")):
-            raise DataError(f"{weights}: pickled weights are not loaded, only safetensors; save the model again with save_pretrained")
+            hint = "save the model again with save_pretrained"
+            raise DataError(f"{weights}: pickled weights are not loaded, only safetensors; {hint}")
 
 
 def _one_line(error: Exception) -> str:

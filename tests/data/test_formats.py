@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from mixfluence.data.beir import BeirSource
-from mixfluence.data.bge_m3 import MldrSource
 from mixfluence.data.formats import FORMATS, read_rows, read_task
+from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import PairsSource
 from mixfluence.data.source import PublishedSection
 from mixfluence.errors import RecipeError
