@@ -36,6 +36,8 @@ from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import DataError, MixfluenceError
 from tests.conftest import WORDS, row_set
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = Prompts("w7 w8 ", "w9 ")
 MakeModel = Callable[[], SentenceTransformer]
 

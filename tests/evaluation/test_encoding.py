@@ -22,6 +22,8 @@ from mixfluence.data import tokenize
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.evaluation.retrieval import encode_task
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["static", "transformer"])
 def model(

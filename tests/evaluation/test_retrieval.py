@@ -25,6 +25,8 @@ from mixfluence.evaluation import score_rankings
 from mixfluence.evaluation.retrieval import DevEvaluator, evaluate, rank_bm25, score_embeddings
 from tests.forked import server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("kind", ["static", "bert"])

@@ -33,6 +33,8 @@ from tests.influence.test_probe import Columns, SmallLearner, all_words, batches
 from tests.training.runs import arguments, build, pool
 from tests.training.test_inf_dds import EVERY_STEP, updates
 
+pytestmark = pytest.mark.slow
+
 MakeModel = Callable[[], SentenceTransformer]
 SIZES = {"a": 1, "b": 10, "c": 10**9}
 RULES: list[Rule] = [

@@ -33,6 +33,8 @@ from mixfluence.training.preflight import LAUNCHER, check_environment
 from tests.hostile.cases_models import LAYER, change_weights
 from tests.hostile.workplace import Case, error_line, run_program, write_workplace
 
+pytestmark = pytest.mark.slow
+
 Load = Callable[..., Recipe]
 WHOLE_GROUP = {
     "WORLD_SIZE": "2",

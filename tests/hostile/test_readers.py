@@ -34,6 +34,8 @@ from mixfluence.runs import read_record, read_trace
 from tests.data.readers import read_pairs
 from tests.hostile.workplace import RECIPE
 
+pytestmark = pytest.mark.slow
+
 # A reader that takes seconds for a small file hangs on a large one.
 quickly = settings(
     deadline=timedelta(seconds=5), max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]

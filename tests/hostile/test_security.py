@@ -29,6 +29,8 @@ from tests.hostile.cases_models import EVIL, PWNED
 from tests.hostile.cases_runs import RESUME, unfinished
 from tests.hostile.workplace import Case, run_program, write_workplace
 
+pytestmark = pytest.mark.slow
+
 SECRET = "hf_thisShouldBeNowhere"
 SOURCE = Path(mixfluence.__file__).parent
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "extractall", "unpack_archive"}

@@ -25,6 +25,8 @@ from mixfluence.influence import Influences
 from mixfluence.policy import UNIFORM, Evidence, Reward, Vector
 from mixfluence.strategies import InfDDS
 
+pytestmark = pytest.mark.slow
+
 M = 13
 ALL = np.arange(M)
 NO_ERROR = np.zeros(M)

@@ -26,6 +26,8 @@ from reproduction.cells import RECIPES as TWINS
 from reproduction.paper import read_table
 from reproduction.schema import study_names
 
+pytestmark = pytest.mark.slow
+
 BEIR7 = ["beir7", *(f"beir7-{target}" for target in ("dbpedia", "fever", "fiqa", "hotpotqa", "joint", "quora"))]
 ST32 = ["st32", "st32-expert", "st32-expert-inf-dds", "st32-inf-dds", "st32-shipped"]
 MLDR13 = ["mldr13", "mldr13-inf-dds"]

@@ -11,11 +11,14 @@ import json
 import time
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from mixfluence.policy import Vector
 from mixfluence.training.sampler import MixtureBatchSampler
 from mixfluence.training.streams import Rows, RowStream
+
+pytestmark = pytest.mark.slow
 
 DRAWS, MORE = 100_000, 50
 SIZES = (1_000, 50_000)

@@ -22,6 +22,8 @@ from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import STATE_FILE, seal
 from tests.training.runs import arguments, build
 
+pytestmark = pytest.mark.slow
+
 
 class Exploding(nn.Module):
     """A loss that overflows at its third batch."""

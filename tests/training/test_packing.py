@@ -45,6 +45,8 @@ from mixfluence.training.packing import (
 from tests.training.runs import arguments, build, pool
 from tests.training.test_batches import mixture_rows
 
+pytestmark = pytest.mark.slow
+
 ROWS = [6, 8, 9, 12]
 
 

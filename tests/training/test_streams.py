@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from mixfluence.training.streams import LOOKAHEAD, PartStream, Rows, RowStream, StreamState
 
+pytestmark = pytest.mark.slow
+
 Keys = NDArray[np.uint64]
 
 
