@@ -43,8 +43,8 @@ def read_lines() -> list[Line]:
     return [json.loads(line) for line in (RESULTS / "runs.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def tables() -> list[Table]:
-    """Return all tables."""
+def tables(controls: Sequence[str] | None = None) -> list[Table]:
+    """Return all tables, or those of some controls."""
     lines = read_lines()
     rows: dict[str, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line["seed"]):
@@ -56,7 +56,7 @@ def tables() -> list[Table]:
     return [
         _rates([line for line in lines if line["stage"] == "rates"]),
         _scores(rows),
-        *(_paired(trained, control, queries) for control in CONTROLS),
+        *(_paired(trained, control, queries) for control in controls or CONTROLS),
         _costs(trained),
         _mixtures("Final mixtures, %", trained, lambda line: line["weights"]),
         _mixtures("Rows drawn, %", trained, _drawn),

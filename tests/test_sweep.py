@@ -200,7 +200,7 @@ def test_a_terminated_sweep_saves_checkpoints_and_continues(recipe: str, tmp_pat
     assert (job.folder / MODEL_FOLDER).is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_job_on_two_processes(recipe: str, tmp_path: Path) -> None:
     (job,) = jobs = build_jobs(recipe, output=tmp_path / "out")
     assert run_jobs(jobs, gpus=2) == {}
