@@ -94,7 +94,7 @@ class Comparison:
     def static(self) -> Group | None:
         """The group that costs are relative to: the first one with static sampling."""
         paid = (group for group in self.groups if (self.cost(group) or 0.0) > LEAST_HOURS)
-        return next((group for group in paid if group.recipe.strategy.name == "static"), None)
+        return next((group for group in paid if group.recipe.strategy.baseline), None)
 
     def average(self, group: Group) -> Score | None:
         """Return the average over test sets; None if the group lacks one of them."""

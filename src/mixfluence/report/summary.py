@@ -54,7 +54,7 @@ def make_notes(comparison: Comparison) -> list[str]:
         names = {label: ", ".join(pool) for label, pool in zip(pool_labels(pools), pools, strict=True) if pool}
         notes += [f"{section}, {label}: {sets}." for label, sets in names.items() if label != sets]
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
-    if comparison.static and sum(group.recipe.strategy.name == "static" for group in comparison.groups) > 1:
+    if comparison.static and sum(group.recipe.strategy.baseline for group in comparison.groups) > 1:
         notes.append(f"Cost is relative to {comparison.static.label}, the first of several static rows.")
     return notes + [f"Not equal: {sentence}." for sentence in comparison.notes]
 

@@ -52,6 +52,7 @@ class Strategy(Section):
         name: The word for it in recipes, a `Literal` in subclasses.
         title: Its name in tables; the class name if empty.
         needs_dev: Whether it cannot work without a dev set.
+        baseline: Whether tables give the cost of other methods relative to it.
         clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
@@ -61,6 +62,7 @@ class Strategy(Section):
 
     title: ClassVar[str] = ""
     needs_dev: ClassVar[bool] = False
+    baseline: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
     own_negatives_only: ClassVar[bool] = False
     name: str = ""
@@ -90,7 +92,7 @@ class Strategy(Section):
 
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
-        raise NotImplementedError
+        raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
     def shortened(self, steps: int) -> Strategy:
         """Return a strategy for a run of a few steps that costs as much per step, with an update in the middle."""
@@ -107,11 +109,11 @@ class Strategy(Section):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Reset the state. Names and sizes of the datasets are in the order of every later vector."""
-        raise RecipeError(f"{self.label} finds its mixture before training: use it in a recipe")
+        raise RecipeError(f"{self.label}: a strategy must define start and weights")
 
     def weights(self, progress: float = 0.0) -> Vector:
         """Return the probability of each dataset, after a share of the run's batches has been drawn."""
-        raise NotImplementedError
+        raise RecipeError(f"{self.label}: a strategy must define start and weights")
 
     def outcome(self) -> Vector | None:
         """Return the mixture that a later run should train on; None for a strategy that does not look for one."""

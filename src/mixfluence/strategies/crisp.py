@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from mixfluence.errors import RecipeError
 from mixfluence.policy import Weights
 from mixfluence.schema import NonNegative
 from mixfluence.strategies.base import FINAL, Stage, Strategy
@@ -72,6 +73,9 @@ class CRISP(Strategy):
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps, cap = recipe.training.steps, self.max_epochs
         return [Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=cap))]
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        raise RecipeError("CRISP: needs clusters; use it in a recipe, or call partition and train with Static")
 
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
         from mixfluence.clustering import partition

@@ -22,6 +22,7 @@ class Static(Strategy):
     """
 
     title = "Static"
+    baseline = True
     name: Literal["static"] = "static"
     init: InitialField = PROPORTIONAL
     floor: Share = 0.0
