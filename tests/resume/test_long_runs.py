@@ -18,7 +18,7 @@ from mixfluence.policy import Vector
 from mixfluence.training.sampler import MixtureBatchSampler
 from mixfluence.training.streams import Rows, RowStream
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 DRAWS, MORE = 100_000, 50
 SIZES = (1_000, 50_000)
