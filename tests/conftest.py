@@ -31,7 +31,7 @@ settings.load_profile("mixfluence")
 
 
 def pytest_collection_finish() -> None:
-    # After every training the host looks for garbage, a quarter of a second long if it also looks at all modules.
+    # The Trainer collects garbage after every training, which takes a quarter of a second if all modules are scanned.
     gc.freeze()
 
 
