@@ -16,11 +16,16 @@ from reproduction.raw_start import CONTROLS, read_lines, tables
 from reproduction.schema import FOLDER, load_setting, load_study
 
 
-@pytest.mark.slow
-def test_the_page_shows_the_stored_results() -> None:
+@pytest.mark.parametrize(
+    "control",
+    [
+        pytest.param(control, marks=pytest.mark.soak if number else pytest.mark.slow)
+        for number, control in enumerate(CONTROLS)
+    ],
+)
+def test_the_page_shows_the_stored_results(control: str) -> None:
     page = (FOLDER / "twins" / "raw-start-joint.md").read_text(encoding="utf-8")
-    # The tests against one control take seconds; those against the others are made alike.
-    for table in tables(list(CONTROLS)[:1]):
+    for table in tables([control]):
         assert table.to_markdown() in page, table.title
 
 
