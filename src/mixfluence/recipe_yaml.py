@@ -114,7 +114,8 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise RecipeError(f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise RecipeError(f"{place}: not valid YAML ({reason})") from error
     if tree is None or not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping with keys such as name, model, train and training")
     if "extends" in data:
