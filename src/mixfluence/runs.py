@@ -54,9 +54,6 @@ class Run:
     """Contents of a run folder. Record, scores and weights are empty if the run has not finished.
 
     Attributes:
-        path: The folder.
-        recipe: The recipe with every default filled in.
-        record: Versions, cost and scores.
         trace: Lines of the trace, in order; see `MixtureCallback`.
         scores: Per-query scores of each test set.
         weights: Final probability of each dataset.
@@ -209,13 +206,12 @@ def read_run_recipe(path: Path) -> Recipe:
 
 
 def _upgrade(recipe: dict[str, Any]) -> None:
-    """Rename what version 0.1.0 called otherwise: `training.host`, and `host` as place of a probe's snapshot."""
+    """Rename keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
     training, strategy = recipe.get("training"), recipe.get("strategy")
     if isinstance(training, dict) and "host" in training:
         training["trainer_args"] = training.pop("host")
-    probe = strategy.get("probe") if isinstance(strategy, dict) else None
-    if isinstance(probe, dict) and probe.get("snapshot") == "host":
-        probe["snapshot"] = "cpu"
+    if isinstance(strategy, dict) and (strategy.get("probe") or {}).get("snapshot") == "host":
+        strategy["probe"]["snapshot"] = "cpu"
 
 
 def read_run(path: Path) -> Run:
@@ -245,12 +241,9 @@ def read_run(path: Path) -> Run:
 
 
 def read_trace(path: Path) -> list[TraceLine]:
-    """Return the lines of a trace, without a last line that was cut off by a crash.
-
-    The first line describes the datasets, all others have weights; see `MixtureCallback`.
-    """
+    """Return the lines of a trace, without a last line that was cut off by a crash; see `MixtureCallback`."""
     trace: list[TraceLine] = []
-    for number, text in enumerate(_read_bytes(path).split(b"\n")[:-1], start=1):
+    for number, text in enumerate(read_bytes(path).split(b"\n")[:-1], start=1):
         required = ("step", "seconds", "weights") if trace else ("step", "seconds", "datasets")
         if text:
             trace.append(_parse(text, required, f"{path}: line {number} is not a line of a trace"))
@@ -259,14 +252,13 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the record of a run, of a stage or of a model that was only tested, with its "kind"."""
-    record = _parse(_read_bytes(path), (), f"{path}: not a record")
+    record = _parse(read_bytes(path), (), f"{path}: not a record")
     if record.get("format", 1) > FORMAT:
         writer = record.get("versions", {}).get("mixfluence", "unknown")
         raise DataError(f"{path}: written by mixfluence {writer}, a newer version than {_version('mixfluence')}")
     of_stage = path.parent.parent.name == STAGES_FOLDER
     record.setdefault("kind", "test" if "reference" in record else "stage" if of_stage else "run")
-    _require(record, _REQUIRED.get(record["kind"], ()), f"{path}: not a record")
-    return record
+    return _require(record, _REQUIRED.get(record["kind"], ()), f"{path}: not a record")
 
 
 def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
@@ -274,7 +266,8 @@ def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> No
     write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a run folder."""
     try:
         return path.read_bytes()
     except OSError as error:

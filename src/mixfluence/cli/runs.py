@@ -106,18 +106,12 @@ def compare(
 def report(
     runs: Annotated[list[Path], Argument(metavar="RUN", help="Run folders, finished or not.")],
     file: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, Option(help="Also write the charts into this folder, as SVG and PDF.")] = None,
 ) -> None:
     """Show runs on one page that opens in any browser without a network."""
-    from mixfluence.report.figures import all_charts, write_charts
     from mixfluence.report.page import render_page
     from mixfluence.runs import read_run
 
-    found = [read_run(run) for run in runs]
-    _write(render_page(found), file)
-    if figures:
-        with writing(figures):
-            write_charts(all_charts(found), figures)
+    _write(render_page([read_run(run) for run in runs]), file)
 
 
 def weights(

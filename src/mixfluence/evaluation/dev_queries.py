@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import Row, RowSet, rows_in_memory
-from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation.results import read_rows, score_rankings, write_rows
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ class DevQuery:
         positive: The relevant passage; of several the one with the best rank.
         other: The passage with the best rank that is not relevant; empty if there is none.
         rank: The rank of `positive`, from 1.
-        among: How many passages were ranked.
-        margin: The cosine of `positive` minus that of `other`; positive if the rank is 1.
+        among: Number of passages ranked.
+        margin: The cosine of `positive` minus that of `other`.
         ndcg: NDCG@10, from 0 to 1.
     """
 
@@ -75,11 +74,9 @@ def rank_dev_sets(
 def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
     """Rank all passages of a small task for each query. Every query must have a relevant passage."""
     # Imported late: reading dev queries must not load torch.
-    from mixfluence.evaluation.retrieval import encode_task, exact_search
+    from mixfluence.evaluation.retrieval import encode_task, search_finite
 
-    scores, positions = exact_search(*encode_task(model, task, batch_size=batch_size), len(task.docs))
-    if not scores.isfinite().all():
-        raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
+    scores, positions = search_finite(task, *encode_task(model, task, batch_size=batch_size), len(task.docs))
     # Scored by position, not by cosine, so that ties have the same order in NDCG as in the rank.
     rankings = {
         query: {task.doc_ids[doc]: -float(place) for place, doc in enumerate(best)}
@@ -91,7 +88,7 @@ def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: 
 
 
 def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -> Path:
-    """Write `<folder>/<dataset>.jsonl`, one line per query, and return that path."""
+    """Write `<folder>/<dataset>.jsonl`, one line per query."""
     return write_rows(map(asdict, queries), dataset, folder)
 
 

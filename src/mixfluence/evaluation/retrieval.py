@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
@@ -33,20 +33,21 @@ def evaluate(
 
     Text lengths are the `query_length` and `document_length` of the model's Transformer module; prompts are those of
     the task, else the model's. Module modes and random states are preserved. With `k` below 100, recall@100 and
-    map@100 become those of the first k. For existing embeddings use `score_embeddings`; to select checkpoints during
-    training, `DevEvaluator`.
+    map@100 become those of the first k. To select checkpoints during training use `DevEvaluator`.
     """
-    queries, passages = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
-    return score_embeddings(task, queries, passages, k)
+    embeddings = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
+    return score_task(task, rank_embeddings(task, *embeddings, k))
+
+
+def score_task(task: RetrievalSet, rankings: Mapping[str, Ranking]) -> Evaluation:
+    """Score rankings of a task, such as those of `rank_bm25`."""
+    return Evaluation(task.name, score_rankings(rankings, task.qrels, task.query_ids))
 
 
 def encode_task(
     model: SentenceTransformer, task: RetrievalSet, *, batch_size: int, show_progress: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised embeddings of the queries and the passages of a task, on the model's device.
-
-    Texts are tokenised once, on all cores, and kept in the token cache.
-    """
+    """Return normalised embeddings of queries and passages, on the model's device; token ids are cached."""
     encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
     texts = {"query": task.queries, "document": task.docs}
     vectors = []
@@ -57,22 +58,19 @@ def encode_task(
     return queries, passages
 
 
-def score_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> Evaluation:
-    """Search existing embeddings, one row per query and passage of the task, and score every query.
+def rank_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> dict[str, Ranking]:
+    """Rank the passages of a task by their embeddings; refuse embeddings that are not finite."""
+    scores, positions = search_finite(task, queries, passages, k + 1)
+    return _build_rankings(task, scores.tolist(), positions.tolist(), k)
 
-    `evaluate` computes them from a model first.
-    """
-    if (len(queries), len(passages)) != (len(task.query_ids), len(task.doc_ids)):
-        raise ValueError(
-            f"{task.name}: expected embeddings of {len(task.query_ids)} queries and {len(task.doc_ids)} passages, "
-            f"found {len(queries)} and {len(passages)}"
-        )
-    scores, positions = exact_search(queries, passages, k + 1)
+
+def search_finite(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return `exact_search` of a task; refuse embeddings that are not finite."""
+    scores, positions = exact_search(queries, passages, k)
     # NaN sorts first, so that a single such passage is found here.
     if not scores.isfinite().all():
         raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
-    rankings = _build_rankings(task, scores.tolist(), positions.tolist(), k)
-    return Evaluation(task.name, score_rankings(rankings, task.qrels, task.query_ids))
+    return scores, positions
 
 
 @torch.no_grad()
@@ -131,7 +129,7 @@ def _full_float32() -> Iterator[None]:
 
 
 def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
-    """Rank the passages of a task by BM25, for `score_rankings`; for a model use `evaluate`.
+    """Rank the passages of a task by BM25, for `score_task`; for a model use `evaluate`.
 
     Uses the defaults of bm25s: Lucene's formula with k1 1.5 and b 0.75, lower-cased words of at least two characters,
     English stop words removed, no stemming. Not meaningful for languages written without spaces. Passages that share

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
 
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
-MOST_DATASETS = 24
-MOST_POINTS, FEWEST_POINTS, POINTS_OF_FIGURE = 120, 12, 1200
+MOST_DATASETS = 32
+MOST_POINTS = 150
 # A window must hold several batches of each dataset, or its shares are noise.
 FEWEST_BATCHES, BATCHES_PER_DATASET, MOST_WINDOWS = 8, 2, 24
 Item = TypeVar("Item")
@@ -20,12 +20,11 @@ Points = list[tuple[int, float]]
 States = list[tuple[int, Mapping[str, float | None]]]
 
 
-def thin(items: Sequence[Item], series: int) -> list[Item]:
-    """Return evenly spaced items, first and last included, so that a figure of so many series stays small."""
-    limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_FIGURE // max(series, 1)))
-    if len(items) <= limit:
+def thin(items: Sequence[Item]) -> list[Item]:
+    """Return at most `MOST_POINTS` evenly spaced items, first and last included, so that pages stay small."""
+    if len(items) <= MOST_POINTS:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (limit - 1))] for place in range(limit)]
+    return [items[round(place * (len(items) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
 
 
 def shown_datasets(trace: Sequence[TraceLine]) -> list[str]:
@@ -47,10 +46,15 @@ def by_dataset(states: States, shown: Sequence[str], *, others: bool = True) -> 
     return series
 
 
+def losses(trace: Sequence[TraceLine]) -> Points:
+    """Return the training loss at every log."""
+    return [(line["step"], line["loss"]) for line in trace if "loss" in line]
+
+
 def sampling_states(trace: Sequence[TraceLine]) -> States:
     """Return the probabilities at the start, and after each step that has a line, thinned."""
     by_step = {line["step"]: line["weights"] for line in trace[1:]}
-    return thin([(0, trace[1]["weights"]), *by_step.items()], 1)
+    return thin([(0, trace[1]["weights"]), *by_step.items()])
 
 
 def drawn_shares(trace: Sequence[TraceLine]) -> States:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from mixfluence.report import tables
@@ -19,31 +17,12 @@ FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
 WIDEST_POOL = 24
 
 
-def make_sheets(comparison: Comparison, *, for_print: bool) -> list[Sheet]:
-    """Return the tables of a comparison: scores, tests between two groups if there are any, and cost.
-
-    Args:
-        comparison: What to show.
-        for_print: Leave out positions, and names of runs if sampler and start identify every row. On a terminal the
-            next command may need them.
-    """
-    groups, tested = comparison.groups, comparison.contrast
-    methods = [method_of(group) for group in groups]
-    marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
-    samplers = tuple(Cell(method.sampler, mark=marks.get(place, "")) for place, method in enumerate(methods))
-    method = [Column("sampler", samplers, numeric=False), words("init", [method.start for method in methods])]
-    unique = len({(own.sampler, own.start) for own in methods}) == len(groups)
-    names = [] if for_print and unique else [words("run", [run_label(group) for group in groups])]
-    places = [] if for_print else [words("#", [str(place + 1) for place in range(len(groups))])]
-    keys = [*places, *names]
-    sheets = [_score_sheet(comparison, keys, method)]
-    if tested:
-        texts = [
-            group.label if names else f"{own.sampler} ({own.start})"
-            for group, own in zip(groups, methods, strict=True)
-        ]
-        sheets.append(_test_sheet(comparison, tested, texts))
-    return sheets + _cost_sheet(comparison, keys or method)
+def make_sheets(comparison: Comparison) -> list[Sheet]:
+    """Return the tables of a comparison: scores, tests between two groups if there are any, and cost."""
+    places = [str(place + 1) for place in range(len(comparison.groups))]
+    keys = [words("#", places), words("run", list(map(run_label, comparison.groups)))]
+    tests = [_test_sheet(comparison, comparison.contrast)] if comparison.contrast else []
+    return [_score_sheet(comparison, keys), *tests, *_cost_sheet(comparison, keys)]
 
 
 def make_notes(comparison: Comparison) -> list[str]:
@@ -59,12 +38,15 @@ def make_notes(comparison: Comparison) -> list[str]:
     return notes + [f"Not equal: {sentence}." for sentence in comparison.notes]
 
 
-def _score_sheet(comparison: Comparison, keys: Sequence[Column], method: Sequence[Column]) -> Sheet:
+def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
     groups, tested = comparison.groups, comparison.contrast
-    pools = [method_of(group) for group in groups]
-    columns = [*keys, *method]
-    columns.append(words("train", pool_labels([own.train for own in pools])))
-    columns.append(words("dev", pool_labels([own.dev for own in pools])))
+    methods = [method_of(group) for group in groups]
+    marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
+    samplers = tuple(Cell(method.sampler, mark=marks.get(place, "")) for place, method in enumerate(methods))
+    columns = [*keys, Column("sampler", samplers, numeric=False)]
+    columns.append(words("init", [method.start for method in methods]))
+    columns.append(words("train", pool_labels([method.train for method in methods])))
+    columns.append(words("dev", pool_labels([method.dev for method in methods])))
     spread = ""
     if any(len(group.runs) > 1 for group in groups):
         spread = ", mean ± standard deviation over seeds"
@@ -82,7 +64,7 @@ def _score_sheet(comparison: Comparison, keys: Sequence[Column], method: Sequenc
             mark = SIGNIFICANT if place == better else ""
             cells.append(Cell(points(score), round(score.mean, 1) == best, mark) if score else Cell(MISSING))
         columns.append(Column(head or "average", tuple(cells)))
-    return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys) or 2)
+    return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys))
 
 
 def _results(comparison: Comparison) -> list[tuple[str | None, Difference | None]]:
@@ -96,7 +78,7 @@ def _score(comparison: Comparison, group: Group, test: str | None) -> Score | No
     return comparison.average(group) if test is None else group.scores(comparison.measure).get(test)
 
 
-def _test_sheet(comparison: Comparison, tested: Contrast, names: Sequence[str]) -> Sheet:
+def _test_sheet(comparison: Comparison, tested: Contrast) -> Sheet:
     found = [(head or "average", result) for head, result in _results(comparison) if result]
     results = [result for _, result in found]
     columns = [
@@ -110,7 +92,8 @@ def _test_sheet(comparison: Comparison, tested: Contrast, names: Sequence[str]) 
     if len(comparison.tests) > 1:
         # The average is one test and needs no correction.
         columns.append(numbers("p, Holm", ["", *(_p(result.p_holm) for result in results[1:])]))
-    pair = f"{names[tested.first]} {FIRST} minus {names[tested.second]} {SECOND}"
+    first, second = (comparison.groups[place].label for place in (tested.first, tested.second))
+    pair = f"{first} {FIRST} minus {second} {SECOND}"
     return Sheet(f"{pair}: {TEST_TITLES[tested.test]} on per-query scores", tuple(columns), 1)
 
 
@@ -141,56 +124,28 @@ def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
 
 def to_terminal(comparison: Comparison) -> tables.Screen:
     """Return tables and notes for a terminal."""
-    return tables.Screen(make_sheets(comparison, for_print=False), make_notes(comparison))
+    return tables.Screen(make_sheets(comparison), make_notes(comparison))
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return tables and notes as GitHub Markdown."""
-    parts = [tables.markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
+    parts = map(tables.markdown_table, make_sheets(comparison))
     return "\n".join([*parts, "".join(f"- {tables.markdown_text(note)}\n" for note in make_notes(comparison))])
 
 
 def to_latex(comparison: Comparison) -> str:
-    """Return tables for `booktabs`, with the notes as comments."""
-    scores, *others = make_sheets(comparison, for_print=True)
-    notes = make_notes(comparison)
-    if comparison.contrast:
-        # The meaning of the marks belongs in the caption.
-        scores = replace(scores, title=f"{scores.title}. {notes.pop(0)}")
-    comments = [f"% {tables.printable(note)}" for note in notes]
-    return "\n".join([r"% \usepackage{booktabs}", *comments, *map(tables.latex_table, [scores, *others])]) + "\n"
+    """Return tables for `booktabs`, with titles and notes as comments."""
+    notes = [f"% {tables.printable(note)}" for note in make_notes(comparison)]
+    return "\n".join([r"% \usepackage{booktabs}", *notes, *map(tables.latex_table, make_sheets(comparison))])
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return a line per group with full precision. The two groups tested have p-values, corrected over test sets."""
-    lines = [_csv_line(comparison, place, group) for place, group in enumerate(comparison.groups)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]))
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    """Return the rows of `to_json`, a line per group and a column per number, such as `tests.NAME.mean`."""
+    import pandas
 
-
-def _csv_line(comparison: Comparison, place: int, group: Group) -> dict[str, Any]:
-    facts, tested = _group(comparison, group), comparison.contrast
-    # Prefixed, so that a test set called "average" is not confused with it.
-    scores = {"average": facts["average"], **{f"test {name}": own for name, own in facts["tests"].items()}}
-    unit = "GPU-hours" if comparison.on_gpu else "hours"
-    line = {
-        "run": facts["name"],
-        **{name: facts[name] for name in ("sampler", "init")},
-        **{name: ", ".join(facts[name]) for name in ("train", "dev")},
-        "seeds": len(group.runs),
-        **{name: own["mean"] for name, own in scores.items()},
-        **{f"sd of {name}": own["sd"] for name, own in scores.items()},
-        **{f"{unit} of {part}": facts["cost"].get(part) for part in (*PARTS, "total")},
-        "cost relative to static": facts["cost"]["relative_to_static"],
-    }
-    if tested:
-        role = {tested.first: "first", tested.second: "second"}.get(place)
-        results = {"average": tested.average, **{f"test {name}": found for name, found in tested.tests.items()}}
-        line |= {"tested": role, **{f"p of {name}": r.p_holm if role else None for name, r in results.items()}}
-    return line
+    rows = [_group(comparison, group) for group in comparison.groups]
+    text: str = pandas.json_normalize(rows).to_csv(index=False)
+    return text
 
 
 def to_json(comparison: Comparison) -> str:

@@ -1,7 +1,4 @@
-"""Tables for the terminal and as Markdown, HTML and LaTeX.
-
-Names of runs and datasets may contain any characters; every format escapes them.
-"""
+"""Tables for the terminal and as Markdown, HTML and LaTeX; names may contain any characters."""
 
 from __future__ import annotations
 
@@ -19,18 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence.evaluation.results import Evaluation
-
-_LATEX_SPECIALS = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
-    # At the start of a line a bare bracket or star would be read as an argument of the line before.
-    **{"[": "{[}", "*": "$^{*}$"},
-    **{"τ": r"$\tau$", "∞": r"$\infty$", "→": r"$\to$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$"},
-    **{"†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$"},
-}
-# Wider LaTeX tables span both columns of a page.
-_ONE_COLUMN = 7
 
 
 @dataclass(frozen=True)
@@ -174,7 +159,7 @@ def markdown_table(sheet: Sheet) -> str:
 def html_table(sheet: Sheet) -> str:
     """Return a table as HTML with its title as caption."""
     heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    head = "".join(f'<th scope="col"><button>{text}</button></th>' for text in heads)
     starts = ['<td class="number">' if column.numeric else "<td>" for column in sheet.columns]
     rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -183,14 +168,13 @@ def html_table(sheet: Sheet) -> str:
 
 
 def latex_table(sheet: Sheet) -> str:
-    """Return a table for `booktabs` with its title as caption."""
-    environment = "table" if len(sheet.columns) <= _ONE_COLUMN else "table*"
-    head, *body = (" & ".join(cells) + r" \\" for cells in _escaped(sheet, _latex, "\\textbf{{{}}}"))
+    """Return a table for `booktabs` below its title."""
+    import pandas
+
+    heads, *lines = _escaped(sheet, printable, "{}")
     layout = "".join("r" if column.numeric else "l" for column in sheet.columns)
-    start = (f"\\begin{{{environment}}}[t]", "\\centering", f"\\begin{{tabular}}{{{layout}}}")
-    table = ("\\toprule", head, "\\midrule", *body, "\\bottomrule")
-    end = ("\\end{tabular}", f"\\caption{{{_latex(sheet.title)}}}", f"\\end{{{environment}}}")
-    return "\n".join((*start, *table, *end))
+    table = pandas.DataFrame(lines, columns=heads).to_latex(index=False, escape=True, column_format=layout)
+    return f"% {printable(sheet.title)}\n{table}"
 
 
 def printable(text: str) -> str:
@@ -201,10 +185,6 @@ def printable(text: str) -> str:
 def markdown_text(text: str) -> str:
     """Return a text with nothing in it that Markdown would interpret."""
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", html.escape(printable(text), quote=False))
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX_SPECIALS.get(character, character) for character in printable(text))
 
 
 def _escaped(sheet: Sheet, escape: Callable[[str], str], bold: str) -> list[list[str]]:
