@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mixfluence.report.compare import overview
 from mixfluence.report.curves import MOST_POINTS
 from mixfluence.report.figures import all_charts, charts_of_all, charts_of_run
-from mixfluence.report.compare import overview
 from mixfluence.runs import Run, read_run
 from tests.report.test_compare import made_run
 

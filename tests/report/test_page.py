@@ -2,7 +2,7 @@
 
 - Whatever a dataset, run or dev text is called, no element is added; nothing is loaded, and only our scripts run.
 - An unfinished run is shown and marked; ids are unique; the same runs give the same page.
-- The best and worst dev queries are shown, each once, and texts are cut so that a page stays small.
+- The best and worst dev queries are shown, each once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 from mixfluence.cli.runs import report
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
-from mixfluence.report.page import LONGEST_TEXT, best_and_worst, render_page
+from mixfluence.report.page import best_and_worst, render_page
 from mixfluence.runs import Run, read_run
 
 NASTY = "</title></svg></script><script>alert(1)</script><!-- \" ' $title & \u2028 <img src=x onerror=alert(1)>"
@@ -96,7 +96,6 @@ def test_the_page_loads_nothing_executes_only_our_scripts_and_has_unique_ids() -
     targets = [value for name, value in found.attributes if name == "href"]
     assert {target.removeprefix("#") for target in targets} <= set(ids)
     assert found.tags["figure"] == found.tags["figcaption"] == len(charts(found)) >= 12
-    assert "Fewer than two" not in found.text
 
 
 @pytest.mark.slow
@@ -105,7 +104,6 @@ def test_an_unfinished_run_is_marked_and_has_no_scores() -> None:
     killed = replace(run, path=Path("killed"), record={}, scores={}, weights={}, trace=run.trace[:6])
     text = Elements(render_page([run, killed])).text
     assert "killed (unfinished: step 8 of 24)" in text
-    assert "Fewer than two finished runs" in text
     alone = Elements(render_page([Run(killed.path, run.recipe)]))
     assert "unfinished: step 0 of 24" in alone.text
     assert alone.tags["figure"] == 0
@@ -128,7 +126,6 @@ def test_the_page_has_what_a_reader_looks_for(tmp_path: Path) -> None:
     found = Elements(text).text
     for words in ("Inf-DDS", "DoReMi", "Not equal: selection.every", "stage reference", "Influence", "torch", "0.1.0"):
         assert words.lower() in found.lower()
-    assert "inf-dds has the highest average, 5.7 points above doremi" in found
     assert "blue: 30 queries, NDCG@10 0.0" in found
     for wrong in (tmp_path / "page.html" / "page.html", tmp_path):
         with pytest.raises(RecipeError, match=rf"^{wrong}: cannot be written"):
@@ -171,11 +168,3 @@ def test_no_query_is_both_and_none_of_a_few_is_left_out(count: int) -> None:
     queries = some_queries(40)[:count]
     best, worst = best_and_worst(queries)
     assert sorted(query.query for query in best + worst) == sorted(query.query for query in queries)
-
-
-@pytest.mark.slow
-def test_long_texts_are_cut() -> None:
-    run = read_run(OLD / "doremi")
-    dev = {"blue": [replace(query, positive="x" * 300) for query in run.dev["blue"]]}
-    text = render_page([replace(run, dev=dev)])
-    assert f">{'x' * LONGEST_TEXT}…<" in text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import Row, RowSet, rows_in_memory
@@ -28,13 +30,11 @@ class DevQuery:
     """One dev query, ranked against the positives of all ranked dev queries. Long texts are truncated.
 
     Args:
-        query: Its text.
         positive: The relevant passage; of several the one with the best rank.
         other: The passage with the best rank that is not relevant; empty if there is none.
         rank: The rank of `positive`, from 1.
         among: Number of passages ranked.
         margin: The cosine of `positive` minus that of `other`.
-        ndcg: NDCG@10, from 0 to 1.
     """
 
     query: str
@@ -42,8 +42,8 @@ class DevQuery:
     other: str
     rank: int
     among: int
-    margin: float
-    ndcg: float
+    margin: FiniteFloat
+    ndcg: Annotated[float, Field(ge=0, le=1)]
 
 
 def rank_dev_sets(
@@ -94,15 +94,7 @@ def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -
 
 def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
     """Read a file of `write_dev_queries`: the name of the dev set and its queries."""
-    return read_rows(path, _parse)
-
-
-def _parse(row: Any) -> DevQuery:
-    query, positive, other = (str(row[name]) for name in ("query", "positive", "other"))
-    rank, among, margin, ndcg = int(row["rank"]), int(row["among"]), float(row["margin"]), float(row["ndcg"])
-    if not (math.isfinite(margin) and 0 <= ndcg <= 1):
-        raise ValueError(f"margin {margin} and NDCG {ndcg}")
-    return DevQuery(query, positive, other, rank, among, margin, ndcg)
+    return read_rows(path, lambda row: DevQuery(**row))
 
 
 def _describe(task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float) -> DevQuery:

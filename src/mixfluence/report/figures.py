@@ -54,24 +54,14 @@ def _charts_of_groups(comparison: Comparison) -> Iterator[Chart]:
     unit, factor = comparison.unit
     costs = {group.label: hours for group in comparison.groups if (hours := group.hours(comparison.on_gpu))}
     scores = {group.label: score for group in comparison.groups if (score := comparison.average(group))}
-    paid = [label for label in scores if label in costs]
-    points = [
-        {
-            "x": [factor * sum(costs[label].values())],
-            "y": [scores[label].mean],
-            "error_y": {"array": [scores[label].spread or 0.0]},
-            "mode": "markers",
-            "name": _text(label),
-            "marker": {"color": _colour(number), "size": 10},
-        }
-        for number, label in enumerate(paid)
-    ]
+    points = []
+    for number, label in enumerate(label for label in scores if label in costs):
+        point = _trace(label, [factor * sum(costs[label].values())], [scores[label].mean], number)
+        points.append(point | {"mode": "markers", "error_y": {"array": [scores[label].spread or 0.0]}})
     if len(points) > 1:
-        axes = {
-            "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "average NDCG@10 × 100"}},
-        }
-        yield Chart(f"Average NDCG@10 against cost in {unit}", points, axes)
+        layout = _axes(unit, "average NDCG@10 × 100")
+        layout["xaxis"]["rangemode"] = "tozero"
+        yield Chart(f"Average NDCG@10 against cost in {unit}", points, layout)
     parts = {part: {label: factor * own[part] for label, own in costs.items()} for part in PARTS}
     if parts := {part: own for part, own in parts.items() if any(own.values())}:
         yield _bars(f"Cost of a run by part, in {unit}", parts, unit)
@@ -131,22 +121,13 @@ def _lines(
         buttons.append({"label": _text(view), "method": "restyle", "args": ["visible", visible]})
         for number, (name, points) in enumerate(series.items()):
             shown = thin(points)
-            line = {"color": INK if ink else _colour(number), "dash": _dash(number, 1 if ink else COLOURS)}
-            traces.append(
-                {
-                    "x": [step for step, _ in shown],
-                    "y": [_rounded(value) for _, value in shown],
-                    "name": _text(name),
-                    "mode": "lines+markers",
-                    "marker": {"size": 4},
-                    "line": {**line, "shape": shape, "width": 1.6},
-                    "visible": place == 0,
-                }
-            )
+            trace = _trace(name, [step for step, _ in shown], [value for _, value in shown], number)
+            trace["line"] |= {"shape": shape, "color": INK} if ink else {"shape": shape}
             if errors and place == 0:
                 known = [1.96 * (errors.get(step, {}).get(name) or 0.0) for step, _ in shown]
-                traces[-1]["error_y"] = {"array": list(map(_rounded, known)), "thickness": 0.7, "width": 0}
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}}}
+                trace["error_y"] = {"array": list(map(_rounded, known)), "thickness": 0.7, "width": 0}
+            traces.append(trace | {"visible": place == 0})
+    layout = _axes("step", unit)
     if len(views) > 1:
         layout["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}]
     if traces:
@@ -156,29 +137,26 @@ def _lines(
 def _bars(title: str, parts: Mapping[str, Mapping[str, float]], unit: str) -> Chart:
     """Return horizontal bars, stacked by part: part -> name -> value."""
     names = list(next(iter(parts.values())))
+    # By position, because names that are cut off may be equal.
+    places = list(range(len(names)))
     traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": _text(part),
-            # By position, because names that are cut off may be equal.
-            "y": list(range(len(names))),
-            "x": [_rounded(values.get(name, 0.0)) for name in names],
-            "marker": {"color": _colour(number)},
-        }
+        _trace(part, [values.get(name, 0.0) for name in names], places, number) | {"type": "bar", "orientation": "h"}
         for number, (part, values) in enumerate(parts.items())
     ]
-    ticks = {"tickvals": list(range(len(names))), "ticktext": [_text(name) for name in names], "autorange": "reversed"}
-    layout = {"barmode": "stack", "xaxis": {"title": {"text": unit}}, "yaxis": ticks, "height": 140 + 22 * len(names)}
-    return Chart(title, traces, layout | {"showlegend": len(parts) > 1})
+    layout = _axes(unit, "") | {"barmode": "stack", "height": 140 + 22 * len(names)}
+    layout["yaxis"] = {"tickvals": places, "ticktext": list(map(_text, names)), "autorange": "reversed"}
+    return Chart(title, traces, layout)
 
 
-def _colour(number: int) -> str:
-    return f"--c{number % COLOURS}"
+def _trace(name: str, x: Sequence[float], y: Sequence[float], number: int) -> Trace:
+    """Return a series whose colour and dash tell it apart from those of other numbers."""
+    colour, dash = f"--c{number % COLOURS}", DASHES[number // COLOURS % len(DASHES)]
+    look: Trace = {"marker": {"color": colour}, "line": {"color": colour, "dash": dash}}
+    return {"name": _text(name), "x": list(map(_rounded, x)), "y": list(map(_rounded, y)), **look}
 
 
-def _dash(number: int, colours: int) -> str:
-    return DASHES[number // colours % len(DASHES)]
+def _axes(x: str, y: str) -> dict[str, Any]:
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
 
 
 def _rounded(value: float) -> float:

@@ -25,7 +25,7 @@ from mixfluence.report.summary import MISSING, make_notes, make_sheets, method_o
 from mixfluence.report.tables import Sheet, html_table, numbers, words
 from mixfluence.runs import Group, Run
 
-MOST_QUERIES, LONGEST_TEXT = 10, 240
+MOST_QUERIES = 10
 ASSETS = files("mixfluence.report") / "assets"
 
 
@@ -49,7 +49,6 @@ def render_page(runs: Sequence[Run]) -> str:
         hashes=" ".join(map(_hash, (plotly, script))),
         title=escape(title if len(title) <= 80 else f"{len(runs)} runs"),
         style=style,
-        lead=escape(_lead(found)),
         links="".join(links),
         tables="".join(map(_table, [*make_sheets(found), *_weights(found)])),
         notes="".join(f"<li>{escape(note)}</li>" for note in make_notes(found)),
@@ -85,25 +84,13 @@ def best_and_worst(queries: Sequence[DevQuery]) -> tuple[list[DevQuery], list[De
     return order[:half][:MOST_QUERIES], order[half:][::-1][:MOST_QUERIES]
 
 
-def _lead(found: Comparison) -> str:
-    averages = [(score.mean, group) for group in found.groups if (score := found.average(group))]
-    if len(averages) < 2:
-        return "Fewer than two finished runs with common test sets: nothing to compare yet."
-    (best, first), (next_best, second) = sorted(averages, key=lambda pair: -pair[0])[:2]
-    lead = f"{first.label} has the highest average, {best - next_best:.1f} points above {second.label}"
-    costs = found.cost(first), found.cost(second)
-    if costs[0] and costs[1]:
-        lead += f", at {costs[0] / costs[1]:.1f} times its cost"
-    return f"{lead}. Run mixfluence compare to test whether the difference is significant."
-
-
 def _section(number: int, group: Group) -> str:
     """Return the section of a group: charts, dev queries, recipe and versions of its runs."""
-    method = method_of(group)
+    sampler, start = method_of(group)
     inside = list(map(_run, group.runs))
     if len(inside) > 1:
         inside = [f"<h3>{escape(label)}</h3>{text}" for label, text in zip(group.labels, inside, strict=True)]
-    summary = f'{escape(run_label(group))} <span class="dim">{escape(method.sampler)}, {escape(method.start)}</span>'
+    summary = f'{escape(run_label(group))} <span class="dim">{escape(sampler)}, {escape(start)}</span>'
     is_open = " open" if number == 0 else ""
     return f'<details class="run" id="run-{number}"{is_open}><summary>{summary}</summary>{"".join(inside)}</details>'
 
@@ -134,14 +121,11 @@ def _queries(name: str, queries: Sequence[DevQuery]) -> str:
 
 
 def _query_table(title: str, queries: Sequence[DevQuery]) -> str:
-    def cut(text: str) -> str:
-        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT].rstrip(' …')}…"
-
     columns = (
-        words("query", [cut(query.query) for query in queries]),
+        words("query", [query.query for query in queries]),
         numbers("rank", [f"{query.rank} of {query.among}" for query in queries]),
-        words("its passage", [cut(query.positive) for query in queries]),
-        words("highest-ranked other passage", [cut(query.other) or "-" for query in queries]),
+        words("its passage", [query.positive for query in queries]),
+        words("highest-ranked other passage", [query.other or "-" for query in queries]),
     )
     return _table(Sheet(f"{title} {len(queries)}", columns, 1))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
@@ -13,8 +13,6 @@ from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
 FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
-# Most characters of a list of datasets; longer ones are counted.
-WIDEST_POOL = 24
 
 
 def make_sheets(comparison: Comparison) -> list[Sheet]:
@@ -28,10 +26,6 @@ def make_sheets(comparison: Comparison) -> list[Sheet]:
 def make_notes(comparison: Comparison) -> list[str]:
     """Return the sentences to print below the tables."""
     notes = list(_test_notes(comparison, comparison.contrast)) if comparison.contrast else []
-    methods = [method_of(group) for group in comparison.groups]
-    for section, pools in {"train": [own.train for own in methods], "dev": [own.dev for own in methods]}.items():
-        names = {label: ", ".join(pool) for label, pool in zip(pool_labels(pools), pools, strict=True) if pool}
-        notes += [f"{section}, {label}: {sets}." for label, sets in names.items() if label != sets]
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
     if comparison.static and sum(group.recipe.strategy.baseline for group in comparison.groups) > 1:
         notes.append(f"Cost is relative to {comparison.static.label}, the first of several static rows.")
@@ -40,13 +34,10 @@ def make_notes(comparison: Comparison) -> list[str]:
 
 def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
     groups, tested = comparison.groups, comparison.contrast
-    methods = [method_of(group) for group in groups]
+    samplers, starts = zip(*map(method_of, groups), strict=True)
     marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
-    samplers = tuple(Cell(method.sampler, mark=marks.get(place, "")) for place, method in enumerate(methods))
-    columns = [*keys, Column("sampler", samplers, numeric=False)]
-    columns.append(words("init", [method.start for method in methods]))
-    columns.append(words("train", pool_labels([method.train for method in methods])))
-    columns.append(words("dev", pool_labels([method.dev for method in methods])))
+    marked = tuple(Cell(sampler, mark=marks.get(place, "")) for place, sampler in enumerate(samplers))
+    columns = [*keys, Column("sampler", marked, numeric=False), words("init", starts)]
     spread = ""
     if any(len(group.runs) > 1 for group in groups):
         spread = ", mean ± standard deviation over seeds"
@@ -150,48 +141,42 @@ def to_csv(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> str:
     """Return everything a comparison holds with full precision, scores in points."""
-    tested = comparison.contrast
+    contrast = None
+    if tested := comparison.contrast:
+        names = {role: comparison.groups[getattr(tested, role)].label for role in ("first", "second")}
+        contrast = asdict(tested) | names
     facts = {
         "measure": comparison.measure,
         "points": 100,
         "unit_of_cost": "GPU-hours" if comparison.on_gpu else "hours",
         "rows": [_group(comparison, group) for group in comparison.groups],
-        "contrast": tested
-        and {
-            "first": comparison.groups[tested.first].label,
-            "second": comparison.groups[tested.second].label,
-            "test": tested.test,
-            "average": _facts(tested.average),
-            "tests": {name: _facts(found) for name, found in tested.tests.items()},
-        },
-        "differences": list(comparison.notes),
+        "contrast": contrast,
+        "differences": comparison.notes,
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
 
-def _facts(result: Difference) -> dict[str, Any]:
-    return asdict(result) | {"significant": result.significant}
-
-
 def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
-    def facts(score: Score | None) -> dict[str, Any]:
-        known = {"mean": score.mean, "sd": score.spread, "by_seed": score.values} if score else {}
-        return known or {"mean": None, "sd": None}
+    def facts(score: Score | None) -> dict[str, Any] | None:
+        return {"mean": score.mean, "sd": score.spread, "by_seed": score.values} if score else None
 
-    method = method_of(group)
+    sampler, start = method_of(group)
     cost = {"total": comparison.cost(group), "relative_to_static": comparison.relative_cost(group)}
     return {
         "name": group.label,
         "runs": [str(run.path) for run in group.runs],
         "seeds": [run.recipe.seed for run in group.runs],
-        "sampler": method.sampler,
-        "init": method.start,
-        "train": method.train,
-        "dev": method.dev,
+        "sampler": sampler,
+        "init": start,
+        "train": list(group.recipe.train),
+        "dev": list(group.recipe.dev),
         "average": facts(comparison.average(group)),
         "tests": {name: facts(score) for name, score in group.scores(comparison.measure).items()},
         "cost": {**group.hours(comparison.on_gpu), **cost},
     }
+
+
+FORMATS = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv, "json": to_json}
 
 
 def run_label(group: Group) -> str:
@@ -215,38 +200,9 @@ def _p(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "markdown": to_markdown,
-    "latex": to_latex,
-    "csv": to_csv,
-    "json": to_json,
-}
-
-
-class Method(NamedTuple):
-    """What a table says of a group: sampler, start of its probabilities, training sets, dev sets that guide it."""
-
-    sampler: str
-    start: str
-    train: tuple[str, ...]
-    dev: tuple[str, ...]
-
-
-def method_of(group: Group) -> Method:
-    """Return the method of a group; a model that was only tested has a name and nothing else."""
+def method_of(group: Group) -> tuple[str, str]:
+    """Return sampler and start of a group; a model that was only tested has a name and no start."""
+    strategy = group.recipe.strategy
     if name := group.runs[0].untrained:
-        return Method("BM25" if name == "bm25" else name, "-", (), ())
-    recipe, strategy = group.recipe, group.recipe.strategy
-    dev = tuple(recipe.dev) if strategy.needs_dev else ()
-    return Method(strategy.label, strategy.start_label, tuple(recipe.train), dev)
-
-
-def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the datasets of each pool if they are few, else their number; a letter tells equal numbers apart."""
-    long = [pool for pool in dict.fromkeys(pools) if len(", ".join(pool)) > WIDEST_POOL]
-    labels = {pool: ", ".join(pool) or "-" for pool in pools if pool not in long}
-    for pool in long:
-        alike = [other for other in long if len(other) == len(pool)]
-        letter = f" ({chr(ord('a') + alike.index(pool))})" if len(alike) > 1 else ""
-        labels[pool] = f"{len(pool)} set{'s' if len(pool) > 1 else ''}{letter}"
-    return [labels[pool] for pool in pools]
+        return "BM25" if name == "bm25" else name, MISSING
+    return strategy.label, strategy.start_label

@@ -11,6 +11,7 @@ function draw(chart) {
   const entries = data.filter((trace) => trace.visible !== false).length;
   const below = { orientation: "h", x: 0, y: -0.2, yanchor: "top", maxheight: 0.45 };
   layout.template = {
+    data: { scatter: [{ mode: "lines+markers", marker: { size: 5 }, line: { width: 1.6 } }] },
     layout: {
       font: { family: "system-ui, sans-serif", size: 12, color: css("--ink") },
       paper_bgcolor: css("--page"), plot_bgcolor: css("--page"),
