@@ -1,7 +1,6 @@
 """Run folders: names of their files, one writer, one reader, and groups of runs that differ only in their seed.
 
-Recipes, strategies and training import file names and `read_trace` from here, so this module imports them inside
-functions only.
+Most of the package imports from here, so this module imports the package inside functions only.
 """
 
 from __future__ import annotations
@@ -81,10 +80,7 @@ class Run:
         return self.record["reference"] if self.record.get("kind") == "test" else None
 
     def hours(self, on_gpu: bool) -> dict[str, float]:
-        """Return GPU-hours, or wall-clock hours, by part; empty if nothing was trained.
-
-        Reading data, tokenizing and testing cost the same for every sampler and are left out.
-        """
+        """Return hours by part, without those that cost the same for every sampler; empty if nothing was trained."""
         if self.untrained or not self.finished:
             return {}
         scale = 1.0 if on_gpu else 1 / 3600
@@ -108,7 +104,7 @@ class Score:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; None for a single seed."""
+        """Standard deviation over seeds; None for a single one."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
@@ -198,8 +194,7 @@ def read_run_recipe(path: Path) -> Recipe:
     try:
         return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
-        record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
-        writer = record.get("versions", {}).get("mixfluence", "")
+        writer = _record_of(path).get("versions", {}).get("mixfluence", "")
         if writer in ("", own := _version("mixfluence")):
             raise
         raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
@@ -220,24 +215,22 @@ def read_run(path: Path) -> Run:
     from mixfluence.evaluation.results import read_evaluation
     from mixfluence.policy.initial import read_weights
 
-    recipe = read_run_recipe(path)
-    record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
+    recipe, record = read_run_recipe(path), _record_of(path)
     tested = list(record.get("scores", {}))
     scores = {found.dataset: found for found in map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))}
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
-    stages = {stage.name: path / STAGES_FOLDER / stage.name / TRACE_FILE for stage in recipe.strategy.stages(recipe)}
-    return Run(
-        path,
-        recipe,
-        record,
-        read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else [],
-        {name: scores[name] for name in tested},
-        read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {},
-        {name: read_trace(trace) for name, trace in stages.items() if trace.exists()},
-        {name: dev[name] for name in recipe.dev if name in dev},
-    )
+    traces = {stage.name: path / STAGES_FOLDER / stage.name / TRACE_FILE for stage in recipe.strategy.stages(recipe)}
+    found = {name: read_trace(file) for name, file in traces.items() if file.exists()}
+    trace = read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else []
+    weights = read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {}
+    dev = {name: dev[name] for name in recipe.dev if name in dev}
+    return Run(path, recipe, record, trace, {name: scores[name] for name in tested}, weights, found, dev)
+
+
+def _record_of(path: Path) -> dict[str, Any]:
+    return read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
 
 
 def read_trace(path: Path) -> list[TraceLine]:

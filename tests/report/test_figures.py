@@ -10,11 +10,15 @@ import pytest
 
 from mixfluence.report.compare import overview
 from mixfluence.report.curves import MOST_POINTS
-from mixfluence.report.figures import all_charts, charts_of_all, charts_of_run
+from mixfluence.report.figures import Chart, charts_of_all, charts_of_run
 from mixfluence.runs import Run, read_run
 from tests.report.test_compare import made_run
 
 OLD = Path(__file__).parent / "old-runs"
+
+
+def all_charts(runs: list[Run]) -> list[Chart]:
+    return [*charts_of_all(overview(runs)), *(chart for run in runs for chart in charts_of_run(run))]
 
 
 def test_every_chart_of_runs_of_one_and_of_three_stages() -> None:
@@ -22,14 +26,11 @@ def test_every_chart_of_runs_of_one_and_of_three_stages() -> None:
     assert [chart.title for chart in charts] == [
         *("Average NDCG@10 against cost in seconds", "Cost of a run by part, in seconds"),
         *("Training loss", "Sampling probability of a dataset"),
-        *("Sampling probability", "Share of rows drawn"),
+        "Sampling probability",
         "Influence on dev sets, ± 1.96 standard errors where known",
         *("Training loss", "Dev metric of the sampler", "Epochs of each dataset"),
-        *(f"Stage {stage}: {what}" for stage, what in (
-            ("reference", "sampling probability"), ("reference", "share of rows drawn"),
-            ("proxy", "sampling probability"), ("proxy", "share of rows drawn"), ("proxy", "mixture found so far"),
-            ("final", "sampling probability"), ("final", "share of rows drawn"),
-        )),
+        *("Stage reference: sampling probability", "Stage proxy: sampling probability"),
+        *("Stage proxy: mixture found so far", "Stage final: sampling probability"),
         *("Training loss", "Epochs of each dataset"),
     ]  # fmt: skip
     # Every axis says what it shows, and in which unit.

@@ -56,9 +56,8 @@ def rank_dev_sets(
 ) -> None:
     """Rank the first 1,000 rows of each dev set and write `<folder>/<dataset>.jsonl`.
 
-    The corpus is only the positives of these rows, so that scores are higher than on a full corpus: they compare the
-    queries of a set, not models. For scores to report use `evaluate`. `prompts` are the query and passage prompt of
-    each dataset; None for the model's own, as in testing.
+    The corpus is only the positives of these rows, so that scores compare the queries of a set, not models; for those
+    use `evaluate`. `prompts` are the query and passage prompt of each dataset; None for the model's own.
     """
     for name, rows in dev.items():
         query_prompt, passage_prompt = prompts[name]

@@ -77,10 +77,9 @@ def search_finite(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int)
 def exact_search(
     queries: Tensor, corpus: Tensor, k: int, chunk: int = 65536, query_chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores and positions of the `k` rows of `corpus` with the largest inner product for each query.
+    """Return scores and positions [q, min(k, n)] of the rows of `corpus` with the largest inner products, best first.
 
-    Embeddings [q, d] and [n, d] may have any floating type; products are taken in float32, on their device. At most
-    `query_chunk` x `chunk` scores exist at a time. The results are both [q, min(k, n)], best first.
+    Products are taken in float32, on the device of the embeddings; `query_chunk` x `chunk` scores exist at a time.
     """
     with _full_float32(), torch.autocast(queries.device.type, enabled=False):
         found = [_search_block(block.float(), corpus, k, chunk) for block in torch.split(queries, query_chunk)]
@@ -105,8 +104,7 @@ def _search_block(queries: Tensor, corpus: Tensor, k: int, chunk: int) -> tuple[
 def _full_float32() -> Iterator[None]:
     """Disable TF32 and bf16 in float32 products, which would turn different scores into ties.
 
-    Torch 2.9 changed the interface of this setting, and reading the old one raises once the Trainer's `tf32=True` has
-    set the new one.
+    Torch 2.9 changed the interface; reading the old one raises once the Trainer's `tf32=True` has set the new one.
     """
     backends: Any = torch.backends  # mypy does not know its attributes
     if not hasattr(backends, "fp32_precision"):
@@ -131,9 +129,8 @@ def _full_float32() -> Iterator[None]:
 def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
     """Rank the passages of a task by BM25, for `score_task`; for a model use `evaluate`.
 
-    Uses the defaults of bm25s: Lucene's formula with k1 1.5 and b 0.75, lower-cased words of at least two characters,
-    English stop words removed, no stemming. Not meaningful for languages written without spaces. Passages that share
-    no word with the query are not returned.
+    Uses the defaults of bm25s: Lucene's formula with k1 1.5 and b 0.75, English stop words removed, no stemming. Not
+    meaningful for languages written without spaces. Passages that share no word with the query are not returned.
     """
     # If jax is installed, bm25s imports it, and jax reserves three quarters of the GPU's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -154,10 +151,10 @@ def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
 def _build_rankings(
     task: RetrievalSet, scores: Sequence[Sequence[float]], positions: Sequence[Sequence[int]], k: int
 ) -> dict[str, Ranking]:
-    """Return the first `k` hits of each query.
+    """Return the first `k` of k + 1 hits of each query.
 
     As in BEIR, a passage with the id of the query is removed, for sets whose queries are also passages. It is kept if
-    it is judged relevant, because other sets use one id for a question and its answer. Search k + 1 hits to keep k.
+    it is judged relevant, because other sets use one id for a question and its answer.
     """
     rankings: dict[str, Ranking] = {}
     removed = 0
@@ -172,10 +169,9 @@ def _build_rankings(
 
 
 class DevEvaluator(BaseEvaluator):
-    """Scores dev sets during training, for `metric_for_best_model="eval_ndcg@10"`.
+    """Scores dev sets during training, all with the same weight, for `metric_for_best_model="eval_ndcg@10"`.
 
-    Dev sets are weighted equally. Use sets with a sampled corpus (`RetrievalSet.sample_corpus`) here, and `evaluate`
-    on the full corpus for final scores.
+    Use sets with a sampled corpus (`RetrievalSet.sample_corpus`); for final scores use `evaluate`.
     """
 
     def __init__(self, tasks: Sequence[RetrievalSet], *, batch_size: int = 64) -> None:

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from mixfluence.report import curves
-from mixfluence.report.compare import Comparison, labelled, overview
+from mixfluence.report.compare import Comparison, labelled
 from mixfluence.report.curves import Points, by_dataset, thin
 from mixfluence.runs import PARTS, Run
 
@@ -26,12 +26,6 @@ class Chart(NamedTuple):
     title: str
     data: list[Trace]
     layout: dict[str, Any]
-
-
-def all_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return every chart of some runs."""
-    found = overview(runs)
-    return [*charts_of_all(found), *(chart for _, run in labelled(found.groups) for chart in charts_of_run(run))]
 
 
 def charts_of_all(comparison: Comparison) -> Iterator[Chart]:
@@ -76,14 +70,10 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
         if len(trace) < 2:
             continue
         prefix, shown = f"Stage {stage}: " if stage else "", curves.shown_datasets(trace)
-        states = {
-            "sampling probability": curves.sampling_states(trace),
-            "share of rows drawn": curves.drawn_shares(trace),
-            "mixture found so far": [(line["step"], line["outcome"]) for line in trace if "outcome" in line],
-        }
+        found = [(line["step"], line["outcome"]) for line in trace if "outcome" in line]
+        states = {"sampling probability": curves.sampling_states(trace), "mixture found so far": found}
         for what, own in states.items():
-            shape = "linear" if what.startswith("share") else "hv"
-            yield from _lines(prefix + what, {"": by_dataset(own, shown)}, "probability", shape=shape)
+            yield from _lines(prefix + what, {"": by_dataset(own, shown)}, "probability", shape="hv")
         measured = curves.influences(trace).items()
         by_target = {target: by_dataset(values, shown, others=False) for target, values in measured}
         errors = {line["step"]: line["update"].get("error") or {} for line in trace if "update" in line}

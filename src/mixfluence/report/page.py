@@ -30,11 +30,7 @@ ASSETS = files("mixfluence.report") / "assets"
 
 
 def render_page(runs: Sequence[Run]) -> str:
-    """Return the report of some runs, finished or not, as HTML.
-
-    Raises:
-        DataError: If there is no run, or a run is given twice.
-    """
+    """Return the report of some runs, finished or not, as HTML."""
     if len({run.path.resolve() for run in runs}) < max(len(runs), 1):
         raise DataError("expected at least one run, each of them once")
     found = overview(runs)
@@ -75,10 +71,7 @@ def _weights(found: Comparison) -> list[Sheet]:
 
 
 def best_and_worst(queries: Sequence[DevQuery]) -> tuple[list[DevQuery], list[DevQuery]]:
-    """Return the best queries, best first, and the worst, worst first; no query is in both.
-
-    They are ordered by rank and, for equal ranks, by the margin over the best wrong passage.
-    """
+    """Return the best queries by rank and margin, best first, and the worst, worst first; no query is in both."""
     order = sorted(queries, key=lambda query: (query.rank, -query.margin))
     half = (len(order) + 1) // 2
     return order[:half][:MOST_QUERIES], order[half:][::-1][:MOST_QUERIES]

@@ -26,12 +26,9 @@ PATIENCE, LEAST_PATIENCE = 5, 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run: the stage that ran last, its trace and its last complete checkpoint.
+    """Progress of a run: the stage that ran last, the steps of each, its trace and its last complete checkpoint.
 
-    Attributes:
-        stages: Steps of each stage, in order.
-        changed: When the trace last grew, in seconds since 1970.
-        silent: Seconds since then if that is long for this run, else None.
+    `changed` is when the trace last grew, `silent` the seconds since then if that is long for this run.
     """
 
     run: Run

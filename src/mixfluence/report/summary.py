@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from io import StringIO
 from typing import Any
+
+from rich.console import Console
 
 from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
@@ -53,7 +56,9 @@ def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
         cells = []
         for place, score in enumerate(scores):
             mark = SIGNIFICANT if place == better else ""
-            cells.append(Cell(points(score), round(score.mean, 1) == best, mark) if score else Cell(MISSING))
+            text = f"{score.mean:.1f}" if score else MISSING
+            text += f" ± {score.spread:.1f}" if score and score.spread is not None else ""
+            cells.append(Cell(text, score is not None and round(score.mean, 1) == best, mark))
         columns.append(Column(head or "average", tuple(cells)))
     return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys))
 
@@ -118,6 +123,13 @@ def to_terminal(comparison: Comparison) -> tables.Screen:
     return tables.Screen(make_sheets(comparison), make_notes(comparison))
 
 
+def to_text(comparison: Comparison) -> str:
+    """Return tables and notes as a terminal of 120 columns shows them."""
+    file = StringIO()
+    Console(file=file, width=120).print(to_terminal(comparison))
+    return file.getvalue()
+
+
 def to_markdown(comparison: Comparison) -> str:
     """Return tables and notes as GitHub Markdown."""
     parts = map(tables.markdown_table, make_sheets(comparison))
@@ -176,7 +188,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
     }
 
 
-FORMATS = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv, "json": to_json}
+FORMATS = {"terminal": to_text, "markdown": to_markdown, "latex": to_latex, "csv": to_csv, "json": to_json}
 
 
 def run_label(group: Group) -> str:
@@ -185,11 +197,6 @@ def run_label(group: Group) -> str:
         return group.label
     reached = group.runs[0].trace[-1]["step"] if group.runs[0].trace else 0
     return f"{group.label} (unfinished: step {reached} of {group.recipe.training.steps})"
-
-
-def points(score: Score) -> str:
-    """Return a score with one decimal, and its spread if there is one."""
-    return f"{score.mean:.1f}" if score.spread is None else f"{score.mean:.1f} ± {score.spread:.1f}"
 
 
 def _signed(value: float) -> str:

@@ -61,12 +61,7 @@ def numbers(head: str, texts: Sequence[str]) -> Column:
 
 
 def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Screen:
-    """Return the scores of systems in points (x 100), the best system of each test set in bold.
-
-    Args:
-        systems: System -> test set -> scores. Every system must have the same test sets.
-        measure: Which measure to show; `measure_table` shows all measures of one system.
-    """
+    """Return scores (system -> test set) in points, the best of each test set in bold; all have the same sets."""
     scores = [_with_average({test: own.mean(measure) for test, own in tests.items()}) for tests in systems.values()]
     columns = [words("", list(systems))]
     for test in scores[0]:
@@ -76,11 +71,7 @@ def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = 
 
 
 def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the scores of one system in points (x 100), test sets in lines and measures in columns.
-
-    Args:
-        scores: Test set -> measure -> score. Measures that some test sets lack are left out.
-    """
+    """Return scores of one system (test set -> measure) in points; measures that some sets lack are left out."""
     measures = [name for name in next(iter(scores.values())) if all(name in own for own in scores.values())]
     by_measure = {name: _with_average({test: own[name] for test, own in scores.items()}) for name in measures}
     columns = [numbers(name, [f"{100 * value:.1f}" for value in own.values()]) for name, own in by_measure.items()]
@@ -91,24 +82,24 @@ def _with_average(scores: Mapping[str, float]) -> dict[str, float]:
     return {"average": fmean(scores.values()), **scores} if len(scores) > 1 else dict(scores)
 
 
+@dataclass(frozen=True)
 class Screen:
     """Tables and notes for a terminal of any width.
 
     A table that is too wide is transposed; if it is still too wide, it is split between columns.
     """
 
-    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> None:
-        self._sheets = sheets
-        self._notes = notes
+    sheets: Sequence[Sheet]
+    notes: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for sheet in self._sheets:
+        for sheet in self.sheets:
             if sheet.title:
                 yield Text(printable(sheet.title), style="bold")
             for table in _fitting(sheet, console, options):
                 yield table
                 yield ""
-        for note in self._notes:
+        for note in self.notes:
             yield Text(printable(note), style="dim")
 
 
