@@ -99,7 +99,7 @@ def read_rows(path: Path, parse: Callable[[Any], Parsed]) -> tuple[str, list[Par
         try:
             rows.append(parse(json.loads(line)))
         except (ValueError, KeyError, TypeError, OverflowError) as problem:
-            raise DataError(f"{path}:{number}: damaged line ({problem!r})") from problem
+            raise DataError(f"{path}:{number}: damaged line ({' '.join(repr(problem).split())})") from problem
     if not rows:
         raise DataError(f"{path}: contains no queries")
     return unquote(path.name.removesuffix(_SUFFIX)), rows
