@@ -35,7 +35,6 @@ from mixfluence.runs import read_trace
 from mixfluence.training.batches import Collator, MixtureRows
 from mixfluence.training.packing import (
     FILLERS,
-    FilledUp,
     Packing,
     compile_encoder,
     fill_up,
@@ -257,14 +256,6 @@ def test_embeddings_and_gradients_stay_what_they_were(tiny_bert: SentenceTransfo
         found.append(results)
     for plain, compiled in zip(*found, strict=True):
         torch.testing.assert_close(compiled, plain)
-
-
-def test_what_is_compiled_is_not_compiled_again(tiny_bert: SentenceTransformer) -> None:
-    compile_encoder(tiny_bert, TRACED)
-    first = tiny_bert[0].auto_model.forward
-    compile_encoder(tiny_bert, TRACED)
-    assert isinstance(first, FilledUp)
-    assert tiny_bert[0].auto_model.forward is first
 
 
 def test_after_training_the_model_has_its_own_code(

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from mixfluence.cli.signals import StopSignals, leave
-from mixfluence.training.stopping import outlast_signals
+from mixfluence.training.callback import outlast_signals
 from tests.resume.crashes import hold_the_lock_of_a_queue
 
 pytestmark = pytest.mark.slow

@@ -45,10 +45,8 @@ LATEST = "latest"
 def find_checkpoint(folder: Path | str, wanted: Path | str | bool | None) -> Path | None:
     """Return the checkpoint to resume from, the same on every process; None to start at step 0.
 
-    Args:
-        folder: Folder of the run's checkpoints.
-        wanted: A checkpoint, which must be complete; True for the newest complete one, which must exist; `"latest"`
-            for the newest complete one, or else step 0 (with a warning if there are damaged ones).
+    `wanted` is a complete checkpoint; True for the newest complete one, which must exist; or `"latest"` for the newest
+    complete one, or else step 0.
     """
     if not wanted:
         return None
@@ -93,10 +91,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None if it is as it was when sealed.
-
-    A checkpoint that refers to another one as the best so far needs that one too.
-    """
+    """Return what is wrong with a checkpoint or the one it refers to as the best so far; None for a complete one."""
     if reason := _damage_of_files(checkpoint):
         return reason
     best_of = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["best_model_checkpoint"]
@@ -117,7 +112,7 @@ def newest_complete(folder: Path | str) -> Path | None:
 
 
 def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
-    """Delete all but `limit` complete checkpoints, but neither the newest nor the best; call it after sealing one.
+    """Delete all but `limit` complete checkpoints, but neither the newest nor the best, after one was sealed.
 
     The newest is the one sealed last: a run that started again from step 0 may find later steps of its first attempt.
     """
@@ -160,11 +155,15 @@ def read_state(checkpoint: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     """Read our part of a checkpoint, and refuse that of a run with another `identity`."""
     with valid_state(checkpoint / STATE_FILE):
         state: dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-        _refuse_other_data(checkpoint, "training sets", state["fingerprints"], run["fingerprints"])
         for setting, value in run["settings"].items():
             if (before := state["settings"][setting]) != value:
                 raise DataError(f"{checkpoint}: written with {setting} {before}, cannot resume with {value}")
-        _refuse_other_data(checkpoint, "dev sets", state["dev_fingerprints"], run["dev_fingerprints"])
+        for kind in ("fingerprints", "dev_fingerprints"):
+            if list(state[kind]) != list(run[kind]):
+                before, now = ", ".join(state[kind]), ", ".join(run[kind])
+                raise DataError(f"{checkpoint}: written with the datasets {before}, found {now}")
+            if changed := [name for name in run[kind] if state[kind][name] != run[kind][name]]:
+                raise DataError(f"{checkpoint}: the dataset {changed[0]!r} has changed since it was written")
     return state
 
 
@@ -202,26 +201,16 @@ def remove_half_written(trainer: MixtureTrainer) -> Iterator[None]:
         raise _not_written(checkpoint, error) from error
 
 
-def _refuse_other_data(checkpoint: Path, kind: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    if list(before) != list(now):
-        raise DataError(f"{checkpoint}: written with the {kind} {', '.join(before)}, found {', '.join(now)}")
-    for name in now:
-        if before[name] != now[name]:
-            raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
-
-
 def _damage_of_files(checkpoint: Path) -> str | None:
     if not (checkpoint / MANIFEST_FILE).exists():
         return "it was not written completely"
     try:
         manifest = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))
-        if TRAINER_STATE_NAME not in manifest:
-            return f"its {MANIFEST_FILE} does not list {TRAINER_STATE_NAME}"
-        for name, expected in manifest.items():
+        for name in {TRAINER_STATE_NAME: None, **manifest}:
             path = checkpoint / name
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != expected["bytes"] or _measure(path) != expected:
+            if path.stat().st_size != manifest[name]["bytes"] or _measure(path) != manifest[name]:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"

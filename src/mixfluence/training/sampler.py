@@ -38,13 +38,8 @@ class Draw(NamedTuple):
 class MixtureBatchSampler(Sampler[list[int]]):
     """Yields row numbers of one dataset at a time, numbered through all datasets in order.
 
-    Args:
-        weights: Returns the probability of each dataset, given the fraction of the run's batches already drawn;
-            called before every draw.
-        batch_sizes: Rows per draw of each dataset, over all processes.
-        draws_per_epoch: Batches in one pass of the loader.
-        max_epochs: Most passes over any dataset's rows, None for no limit.
-        world: Number of processes. All draw the same dataset, and each keeps its shard of the rows.
+    `weights` is called before every draw with the fraction of the run's batches already drawn. Batch sizes are over
+    all processes: all draw the same dataset, and each keeps its shard of the rows.
     """
 
     def __init__(
@@ -159,10 +154,7 @@ def build_sampler(
     negatives: Mapping[str, int],
     parts: Mapping[str, Mapping[str, int]],
 ) -> MixtureBatchSampler:
-    """Return the sampler of a whole run, given the hard negatives per row and the sizes of any parts of each dataset.
-
-    Without `max_steps`, an epoch has as many batches as all rows would fill.
-    """
+    """Return the sampler of a run; without `max_steps`, an epoch has as many batches as all rows would fill."""
     seed, wanted = data_seed(args), args.train_batch_size * args.world_size
     sizes = batch_sizes(args.train_batch_size, args.world_size, tokenised)
     streams: list[RowStream] = []
