@@ -22,6 +22,8 @@ from tests.training.runs import arguments, build
     ("argument", "value"),
     [
         ("auto_find_batch_size", True),
+        ("save_only_model", True),
+        ("ignore_data_skip", True),
         ("learning_rate_mapping", {"decoder": 0.1}),
         ("learning_rate_mapping", {"(": 0.1}),
     ],

@@ -65,7 +65,7 @@ def exit_code_of(program: Callable[[Connection], None], number: int) -> int | No
 
 def lose_workers(ready: Connection) -> None:
     os.setsid()
-    with StopSignals() as signals:
+    with StopSignals(leave) as signals:
         signals.patient = True
         batches = iter(DataLoader(NUMBERS, num_workers=2, multiprocessing_context="fork"))
         assert [next(batches) for _ in range(4)]
@@ -77,7 +77,7 @@ def lose_workers(ready: Connection) -> None:
 
 def keep_workers(ready: Connection) -> None:
     os.setsid()
-    with StopSignals() as signals:
+    with StopSignals(leave) as signals:
         signals.patient = True
         loader = DataLoader(NUMBERS, num_workers=2, worker_init_fn=outlast_signals, multiprocessing_context="fork")
         batches = iter(loader)

@@ -30,7 +30,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
 from mixfluence.runs import read_trace
-from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later
+from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
 
 if TYPE_CHECKING:
     from mixfluence.cli.signals import StopSignals
@@ -108,9 +108,10 @@ class MixtureCallback(TrainerCallback):
         self._trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             checkpoint = checkpoint_of(args.output_dir, state.global_step)
-            write_text(checkpoint / STATE_FILE, json.dumps(self._trainer.mixture_state() | own))
-            sync(self._path)
-            seal(checkpoint)
+            with writing(checkpoint):
+                write_text(checkpoint / STATE_FILE, json.dumps(self._trainer.mixture_state() | own))
+                sync(self._path)
+                seal(checkpoint)
             rotate(args.output_dir, self._limit, state.best_model_checkpoint)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -11,33 +11,27 @@ import hashlib
 import json
 import logging
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from mixfluence.data.mixture import Mixture
 from mixfluence.errors import DataError
 from mixfluence.files import sync, write_text
 from mixfluence.runs import MANIFEST_FILE
-from mixfluence.strategies import Strategy
-from mixfluence.training.sampler import data_seed
-
-if TYPE_CHECKING:
-    from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
 
 # Our part of a checkpoint: state of sampler, strategy, probing and trace, and the identity of the run.
 STATE_FILE = "mixture_state.json"
+# Parts of a run's identity, in the order of comparison.
+KINDS = {"fingerprints": "training set", "settings": "setting", "dev_fingerprints": "dev set"}
 # Resume from the newest complete checkpoint, or start at step 0 if there is none.
 LATEST = "latest"
 
@@ -137,33 +131,18 @@ def unseal_later(folder: Path | str, step: int) -> None:
             (checkpoint / MANIFEST_FILE).unlink(missing_ok=True)
 
 
-def identity(
-    args: SentenceTransformerTrainingArguments, strategy: Strategy, mixture: Mixture, dev: Mixture | None
-) -> dict[str, Any]:
-    """Return what a resumed run must share with its checkpoint; dev sets count only if they guide the strategy."""
-    settings = {
-        "seed": data_seed(args),
-        "batch size": args.train_batch_size * args.world_size,
-        "gradient accumulation": args.gradient_accumulation_steps,
-        "strategy": type(strategy).__name__,
-    }
-    guides = dev.fingerprints if dev and strategy.probing else {}
-    return {"fingerprints": mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
-
-
 def read_state(checkpoint: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Read our part of a checkpoint, and refuse that of a run with another `identity`."""
+    """Read our part of a checkpoint, and refuse that of another run; see `MixtureTrainer.identity`."""
     with valid_state(checkpoint / STATE_FILE):
         state: dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-        for setting, value in run["settings"].items():
-            if (before := state["settings"][setting]) != value:
-                raise DataError(f"{checkpoint}: written with {setting} {before}, cannot resume with {value}")
-        for kind in ("fingerprints", "dev_fingerprints"):
-            if list(state[kind]) != list(run[kind]):
-                before, now = ", ".join(state[kind]), ", ".join(run[kind])
-                raise DataError(f"{checkpoint}: written with the datasets {before}, found {now}")
-            if changed := [name for name in run[kind] if state[kind][name] != run[kind][name]]:
-                raise DataError(f"{checkpoint}: the dataset {changed[0]!r} has changed since it was written")
+        for part, what in KINDS.items():
+            before, now = state[part], run[part]
+            if list(before) != list(now):
+                raise DataError(f"{checkpoint}: written with the {what}s {', '.join(before)}, found {', '.join(now)}")
+            for name in now:
+                if before[name] != now[name]:
+                    changed = f"the {what} {name!r} has changed since, from {before[name]} to {now[name]}"
+                    raise DataError(f"{checkpoint}: {changed}; it cannot be resumed")
     return state
 
 
@@ -178,27 +157,13 @@ def valid_state(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn any failure to write a folder into one error that names it."""
+    """If a folder cannot be written, remove it and raise an error that names it."""
     try:
         yield
     except Exception as error:
-        raise _not_written(path, error) from error
-
-
-@contextmanager
-def remove_half_written(trainer: MixtureTrainer) -> Iterator[None]:
-    """If training fails while it writes a checkpoint, remove the checkpoint and raise an error that names it."""
-    started = time.time()
-    try:
-        yield
-    except Exception as error:
-        checkpoint = checkpoint_of(trainer.args.output_dir, trainer.state.global_step)
-        # Not one that an earlier crash left behind.
-        begun = any(path.stat().st_mtime >= started for path in checkpoint.rglob("*"))
-        if not trainer.is_world_process_zero() or not begun or (checkpoint / MANIFEST_FILE).exists():
-            raise
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        raise _not_written(checkpoint, error) from error
+        shutil.rmtree(path, ignore_errors=True)
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise OSError(f"{path}: could not be written ({reason})") from error
 
 
 def _damage_of_files(checkpoint: Path) -> str | None:
@@ -220,8 +185,3 @@ def _damage_of_files(checkpoint: Path) -> str | None:
 def _measure(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
-
-
-def _not_written(path: Path, error: Exception) -> OSError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return OSError(f"{path}: could not be written ({reason})")

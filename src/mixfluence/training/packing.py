@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 ATTENTION = "mixfluence_packed"
 # Options of attention that only the padded kernel supports.
 PADDED_ONLY = ("sliding_window", "softcap", "position_bias", "s_aux")
-# Features that distinguish queries from documents.
+# Features that distinguish queries from documents, which are packed together.
 SIDES = ("task", "prompt_length")
 # Maximum lengths are rounded up to a multiple of this, so that compiled code sees few of them.
 LENGTH_STEP = 64
@@ -60,8 +60,6 @@ class Packing:
 
     # Position id of the first token, which is not 0 in models like RoBERTa.
     first_position: int = 0
-    # Whether the model treats queries and documents alike, so that both can be packed together.
-    alike: bool = True
 
     def features(self, layout: TokenLayout, texts: Sequence[NDArray[np.int32]]) -> dict[str, Any]:
         """Return the model's input for these texts, under the names that sentence-transformers' modules know."""
@@ -75,11 +73,10 @@ class Packing:
             **{name: np.zeros_like(positions) for name in layout.zeros},
         }
         longest = -(-int(lengths.max()) // LENGTH_STEP) * LENGTH_STEP
-        sides = SIDES if self.alike else ()
         return {
             **{name: torch.from_numpy(values)[None] for name, values in tokens.items()},
             **_bounds(torch.from_numpy(bounds.astype(np.int32)), longest),
-            **{name: value for name, value in layout.constants.items() if name not in sides},
+            **{name: value for name, value in layout.constants.items() if name not in SIDES},
         }
 
 
@@ -145,14 +142,12 @@ def _try_out(
         return 1 - float(F.cosine_similarity(embed(packing.features).double(), padded.double()).min())
 
     pad_id = next(iter(layouts.values())).pad_id
-    apart = min((Packing(first, alike=False) for first in (0, pad_id + 1)), key=distance)
+    best = min((Packing(first) for first in (0, pad_id + 1)), key=distance)
     rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
-    tolerance = HALF_TOLERANCE if rounded else TOLERANCE
-    if (found := distance(apart)) > tolerance:
+    if (found := distance(best)) > (HALF_TOLERANCE if rounded else TOLERANCE):
         logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", found)
         return None
-    together = replace(apart, alike=True)
-    return together if distance(together) <= tolerance else apart
+    return best
 
 
 def packed_attention(

@@ -30,9 +30,9 @@ from mixfluence.influence import (
     relative_rate,
     resolve_metric,
 )
-from mixfluence.training.batches import Collator, MixtureRows, dev_negatives_per_row
+from mixfluence.training.batches import Collate, MixtureRows, dev_negatives_per_row
 from mixfluence.training.sampler import batch_sizes, data_seed
-from mixfluence.training.streams import Rows, RowStream, StreamState, mix, permuted, shard
+from mixfluence.training.streams import Rows, RowStream, mix, permuted, restore, shard
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
@@ -52,7 +52,7 @@ class ProbeRunner:
         trainer: MixtureTrainer,
         dev: Mapping[str, TokenisedRows],
         negatives: Mapping[str, int],
-        collate: Collator,
+        collate: Collate,
     ) -> None:
         assert trainer.strategy.probing is not None
         _refuse_unsupported(trainer)
@@ -124,9 +124,8 @@ class ProbeRunner:
         """Continue from a checkpoint."""
         self._rounds = state["rounds"]
         self._spread = math.inf if state["spread"] is None else state["spread"]
-        for streams, states in (self._streams, state["streams"]), (self._dev_streams, state["dev_streams"]):
-            for stream, (position, waiting) in zip(streams, states, strict=True):
-                stream.state = StreamState(position, tuple(waiting))
+        restore(self._streams, state["streams"])
+        restore(self._dev_streams, state["dev_streams"])
 
     def _run(self) -> Influences:
         chosen = self._choose()

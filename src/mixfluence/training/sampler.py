@@ -22,7 +22,7 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
 from mixfluence.strategies import Strategy
-from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, shard, uniform
+from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, restore, shard, uniform
 
 logger = logging.getLogger(__name__)
 
@@ -121,15 +121,14 @@ class MixtureBatchSampler(Sampler[list[int]]):
             "drawn_ahead": self.drawn_ahead,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], skip: bool = True) -> None:
-        """Continue from a checkpoint; `skip` if the Trainer will discard the batches of this epoch trained on."""
-        for stream, (position, waiting) in zip(self._streams, state["streams"], strict=True):
-            stream.state = StreamState(position, tuple(waiting))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; the Trainer will discard the batches of this epoch that were trained on."""
+        restore(self._streams, state["streams"])
         self.rows_drawn[:] = state["rows_drawn"]
         self._trained = state["trained"]
         self._pending.clear()
         self._replay = deque(state["drawn_ahead"])
-        self._skip = self._trained % self._draws_per_epoch if skip else 0
+        self._skip = self._trained % self._draws_per_epoch
 
     def _draw(self) -> list[int]:
         dataset = self._replay.popleft() if self._replay else self._choose()

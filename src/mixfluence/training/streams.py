@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,12 @@ class StreamState(NamedTuple):
 
     position: int = 0
     waiting: tuple[int, ...] = ()
+
+
+def restore(streams: Sequence[RowStream], states: Sequence[Sequence[Any]]) -> None:
+    """Set the states of streams to those of a checkpoint."""
+    for stream, (position, waiting) in zip(streams, states, strict=True):
+        stream.state = StreamState(position, tuple(waiting))
 
 
 class RowStream:
@@ -138,8 +144,8 @@ class RowStream:
 class PartStream(RowStream):
     """A stream whose batches hold rows of one part of the dataset, such as one source and text length.
 
-    Rows are read in the shuffled order of the whole dataset and wait until one part fills a batch, so that parts are
-    drawn in proportion to their size. Parts are contiguous; one with fewer than `least` rows is joined with the next.
+    Rows are read in the shuffled order of the whole dataset and wait until the largest part of them fills a batch, so
+    that parts are drawn in proportion to their size. Contiguous parts of less than `least` rows are joined.
     """
 
     def __init__(self, size: int, text_keys: TextKeys, key: int, parts: Sequence[int], least: int) -> None:
@@ -155,28 +161,17 @@ class PartStream(RowStream):
         rows = np.array(waiting, np.int64)
         patience = 2 * len(self._ends) * count + min(self.size, LOOKAHEAD)
         while True:
-            chosen = self._choose(rows, count)
-            if len(chosen) == count or len(rows) >= patience:
+            owners = np.searchsorted(self._ends, rows, side="right")
+            places = np.flatnonzero(owners == np.bincount(owners, minlength=1).argmax())
+            batch = Batch(count)
+            batch.add(places, self._text_keys(rows[places]))
+            if len(batch.rows) == count or len(rows) >= patience:
                 break
             more = _rows_to_read(count, 0)
             rows = np.concatenate([rows, self._shuffled(position, more)])
             position += more
-        self.state = StreamState(position, tuple(np.delete(rows, chosen).tolist()))
-        return rows[chosen]
-
-    def _choose(self, rows: Rows, count: int) -> list[int]:
-        """Return indices of a batch: of the largest part that fills it, or of the part that comes closest."""
-        best: list[int] = []
-        owners = np.searchsorted(self._ends, rows, side="right")
-        sizes = np.bincount(owners, minlength=1)
-        for part in np.argsort(-sizes, kind="stable"):
-            if sizes[part] <= len(best) or len(best) == count:
-                break
-            places = np.flatnonzero(owners == part)
-            batch = Batch(count)
-            batch.add(places, self._text_keys(rows[places]))
-            best = max(best, batch.rows, key=len)
-        return best
+        self.state = StreamState(position, tuple(np.delete(rows, batch.rows).tolist()))
+        return rows[batch.rows]
 
 
 class Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,20 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.strategies import Static, Strategy
-from mixfluence.training.batches import Collator, MixtureRows, PlacedLoader, negatives_per_row, tokenise_all
+from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
 from mixfluence.training.callback import MixtureCallback
-from mixfluence.training.checkpoints import find_checkpoint, identity, read_state, remove_half_written, valid_state
+from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
-from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler
+from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
 
+# Arguments that cannot work with a mixture, and why.
+UNSUPPORTED = {
+    "auto_find_batch_size": "the draws depend on the batch size",
+    "save_only_model": "a checkpoint without its optimizer cannot be resumed exactly",
+    "ignore_data_skip": "a resumed run could not repeat its draws",
+    "dataloader_persistent_workers": "a resumed run could not repeat its draws",
+}
 CARD_HEADING = "## Training mixture"
 
 
@@ -112,10 +119,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
         checkpoint = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         self.resumed = None
         if checkpoint:
-            self.resumed = read_state(checkpoint, self._identity())
+            self.resumed = read_state(checkpoint, self.identity())
             with valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
-        with shape_free_attention(), preserve_forward(self.model), remove_half_written(self):
+        with shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -123,18 +130,18 @@ class MixtureTrainer(SentenceTransformerTrainer):
         tokenised = self.tokenised
         negatives = negatives_per_row(tokenised, self.num_negatives)
         rows = MixtureRows(tokenised, negatives)
-        collate = Collator(isinstance(self.loss, dict), self._learn_packing(rows))
+        prepare = partial(collate, name_datasets=isinstance(self.loss, dict), packing=self._learn_packing(rows))
         parts = {name: rows.parts for name, rows in self.mixture.items()}
         self.sampler = build_sampler(self.args, self.strategy, tokenised, negatives, parts)
         if self.dev and self.strategy.probing:
-            self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, collate)
+            self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, prepare)
         if self.resumed:
             with valid_state(self.args.output_dir):
-                self.sampler.load_state_dict(self.resumed["sampler"], skip=not self.args.ignore_data_skip)
+                self.sampler.load_state_dict(self.resumed["sampler"])
                 if self.probing:
                     self.probing.load_state_dict(self.resumed["rounds"])
                     self.probing.influence = self.resumed["influence"]
-        return PlacedLoader(self.args, rows, self.sampler, collate)
+        return PlacedLoader(self.args, rows, self.sampler, prepare)
 
     @cached_property
     def tokenised(self) -> dict[str, TokenisedRows]:
@@ -158,12 +165,23 @@ class MixtureTrainer(SentenceTransformerTrainer):
             for name, rows in self.tokenised.items()
         }
 
+    def identity(self) -> dict[str, Any]:
+        """Return what a resumed run must share with its checkpoint; dev sets count only if they guide the strategy."""
+        settings = {
+            "seed": data_seed(self.args),
+            "batch size": self.args.train_batch_size * self.args.world_size,
+            "gradient accumulation": self.args.gradient_accumulation_steps,
+            "strategy": type(self.strategy).__name__,
+        }
+        guides = self.dev.fingerprints if self.dev and self.strategy.probing else {}
+        return {"fingerprints": self.mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
+
     def mixture_state(self) -> dict[str, Any]:
         """Return what a checkpoint needs besides the Trainer's state, as JSON values."""
         return {
             "sampler": self.sampler.state_dict(),
             "strategy": self.strategy.state_dict(),
-            **self._identity(),
+            **self.identity(),
             "rounds": self.probing.state_dict() if self.probing else None,
             "influence": self.probing.influence if self.probing else {},
         }
@@ -193,6 +211,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
         strategy = f"Sampled with mixfluence, strategy `{type(self.strategy).__name__}`; probabilities at the end."
         card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
 
+    def _save_checkpoint(self, *args: Any, **options: Any) -> None:
+        with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
+            super()._save_checkpoint(*args, **options)
+
     def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
         return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
 
@@ -219,9 +241,6 @@ class MixtureTrainer(SentenceTransformerTrainer):
     def _named(self, values: NDArray[Any]) -> dict[str, Any]:
         return dict(zip(self.mixture, values.tolist(), strict=True))
 
-    def _identity(self) -> dict[str, Any]:
-        return identity(self.args, self.strategy, self.mixture, self.dev)
-
 
 def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
     """Refuse arguments that cannot work with a mixture."""
@@ -230,8 +249,9 @@ def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
             f"{args.n_gpu} GPUs are visible to one process, which trains on one: "
             f"use torchrun --nproc-per-node {args.n_gpu} for all, or CUDA_VISIBLE_DEVICES=0 for the first"
         )
-    if args.auto_find_batch_size:
-        raise RecipeError("auto_find_batch_size: not supported, the draws depend on the batch size")
+    for name in UNSUPPORTED:
+        if getattr(args, name):
+            raise RecipeError(f"{name}: not supported, {UNSUPPORTED[name]}")
 
 
 def _text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:
