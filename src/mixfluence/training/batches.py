@@ -36,7 +36,7 @@ class TokenBatch:
     scores: NDArray[np.float32] | None
 
 
-Collate = Callable[[TokenBatch], dict[str, Any]]
+Collate = Callable[..., dict[str, Any]]
 
 
 class MixtureRows(Dataset[TokenBatch]):

@@ -42,7 +42,7 @@ class M3Distillation(CachedLossMixin, nn.Module):
         """Return the mean loss of a batch."""
         columns = list(sentence_features)
         if self.uses_gradient_cache:
-            return cast(Tensor, self.forward_cached(columns, labels))
+            return cast(Tensor, CachedLossMixin.forward_cached(self, columns, labels))
         return self._mean(embed_columns(self.model, columns), labels)
 
     def calculate_loss(

@@ -237,8 +237,9 @@ class TrainerLearner:
             yield
             return
         parts = [part for loss in self._losses for part in loss.modules()]
-        changes = [(part, "model", self.model, wrapped) for part in parts if getattr(part, "model", None) is wrapped]
+        calling = [part for part in parts if getattr(part, "model", None) is wrapped]
         gathering = [part for part in parts if getattr(part, "gather_across_devices", False)]
+        changes: list[tuple[nn.Module, str, Any, Any]] = [(part, "model", self.model, wrapped) for part in calling]
         changes += [(part, "gather_across_devices", False, True) for part in gathering]
         for part, name, value, _ in changes:
             setattr(part, name, value)
