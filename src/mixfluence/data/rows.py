@@ -49,23 +49,23 @@ class Row(NamedTuple):
 class RowSet:
     """The rows of one dataset, a fingerprint of their content and the reader's notes for the user.
 
-    `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subsets` are the
-    datasets that the rows were selected from, if token ids are taken from there: clusters are not tokenised again.
+    `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subset` is where
+    a cluster's rows were selected from: it takes token ids from there instead of being tokenised itself.
     """
 
     rows: Dataset
     fingerprint: str
     notes: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
-    subsets: tuple[Subset, ...] = field(default=(), compare=False, repr=False)
+    subset: Subset | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def wholes(self) -> tuple[RowSet, ...]:
-        """The datasets that are tokenised for it."""
-        return tuple(subset.whole for subset in self.subsets) or (self,)
+    def whole(self) -> RowSet:
+        """The dataset that is tokenised for it."""
+        return self.subset.whole if self.subset else self
 
     def take(self, places: Sequence[int], fingerprint: str) -> RowSet:
         """Return the rows at these ascending places, under a fingerprint of their own."""

@@ -139,32 +139,19 @@ def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
     """Return a dataset's token ids, from the cache if it has them. For a list of texts use `tokenise_texts`.
 
-    Rows selected from other datasets take their ids from those, which are tokenised as a whole. `advance` is called
-    with numbers of finished rows, for a progress bar.
+    `advance` is called with numbers of finished rows, for a progress bar.
     """
     query, document = tokeniser.side("query", prompts.query), tokeniser.side("document", prompts.document)
-    sides = {"query": query, "document": document}
-    if not rows.subsets:
-        return _tokenise(rows, sides, _key(rows, sides), advance)
-    subsets = []
-    for whole, places in rows.subsets:
-        key = _key(whole, sides)
-        tokenised = _shared.get(key)
-        if tokenised is None:
-            _shared[key] = tokenised = _tokenise(whole, sides, key, advance)
-        subsets.append((tokenised, places))
-    return SelectedRows(subsets)
-
-
-def _key(rows: RowSet, sides: Sides) -> str:
-    return "-".join([str(ROWS_CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
-
-
-def _tokenise(rows: RowSet, sides: Sides, key: str, advance: Advance) -> TokenisedRows:
-    tokenised, built = cached(key, TokenisedRows, partial(_build_rows, rows, sides, advance))
-    if not built:
-        advance(len(rows))
-    return tokenised
+    whole = rows.whole
+    key = f"{ROWS_CACHE_VERSION}-{whole.fingerprint}-{query.fingerprint}-{document.fingerprint}"
+    tokenised = _shared.get(key) if rows.subset else None
+    if tokenised is None:
+        build = partial(_build_rows, whole, {"query": query, "document": document}, advance)
+        tokenised, built = cached(key, TokenisedRows, build)
+        _shared[key] = tokenised
+        if not built:
+            advance(len(whole))
+    return SelectedRows(tokenised, rows.subset.places) if rows.subset else tokenised
 
 
 def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:

@@ -10,10 +10,9 @@ import json
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,18 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import xxhash
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mixfluence.data.rows import cache_root
-
-if sys.platform != "win32":
-    import fcntl
 
 logger = logging.getLogger(__name__)
 
 BUILDING = "building-"
 # A process that is still building has written something since.
 ABANDONED_AFTER_SECONDS = 86_400.0
+# On disks without system locks, the lock is a file that outlives a killed process.
+LONGEST_WAIT_SECONDS = 7_200.0
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
 Positions = NDArray[np.int64]
 Places = NDArray[np.integer[Any]]
@@ -44,11 +43,9 @@ Opened = TypeVar("Opened")
 class TokenLayout:
     """How one side of a model takes its token ids.
 
-    Attributes:
-        padded: A padded matrix with an attention mask, as for transformers; otherwise one flat sequence with the
-            offset of each text, as for static embeddings.
-        zeros: Further inputs of the matrix's shape that are zero for a single text (token types).
-        constants: Features that are the same for every batch (task, modality, length of the prompt).
+    Padded is a matrix with an attention mask, as for transformers; otherwise texts are one flat sequence with offsets,
+    as for static embeddings. `zeros` are inputs of the matrix's shape that are zero for a single text (token types),
+    `constants` are the same for every batch (task, modality, length of the prompt).
     """
 
     padded: bool
@@ -130,11 +127,7 @@ class TokenWriter:
 class TokenisedRows:
     """A dataset as token ids, which training reads instead of text.
 
-    Attributes:
-        queries: Token ids of the anchors; `anchors` has the number of each row's.
-        documents: Token ids of positives and negatives.
-        distinct_positives: How many different positives there are; a batch cannot have more rows.
-        least_negatives: Negatives of the row that has fewest; `most_negatives` likewise.
+    `anchors` has the position of each row's anchor in `queries`. `least_negatives` is that of the row with fewest.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -195,66 +188,24 @@ class TokenisedRows:
 
 
 class SelectedRows(TokenisedRows):
-    """Some rows of datasets that are tokenised alike, used like a dataset; their token ids are not copied."""
+    """Some rows of a tokenised dataset, used like a dataset; their token ids are not copied."""
 
-    def __init__(self, subsets: Sequence[tuple[TokenisedRows, Positions]]) -> None:
-        self._subsets = subsets
-        wholes = [whole for whole, _ in subsets]
-        self.queries = JoinedTable([whole.queries for whole in wholes])
-        self.documents = JoinedTable([whole.documents for whole in wholes])
-        sizes = [whole._starts[rows + 1] - whole._starts[rows] for whole, rows in subsets]
-        self._starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
-        # For each dataset, the places of the selected rows' passages.
-        places = [
-            np.repeat(whole._starts[rows + 1] - np.cumsum(own), own) + np.arange(own.sum())
-            for (whole, rows), own in zip(subsets, sizes, strict=True)
-        ]
-        chosen = list(zip(wholes, places, self.documents.offsets, strict=True))
-        anchors = zip(subsets, self.queries.offsets, strict=True)
-        self.anchors = np.concatenate([whole.anchors[rows] + offset for (whole, rows), offset in anchors])
-        self._anchor_keys = np.concatenate([whole._anchor_keys[rows] for whole, rows in subsets])
-        self._passages = np.concatenate([whole._passages[own] + offset for whole, own, offset in chosen])
-        self._passage_keys = np.concatenate([whole._passage_keys[own] for whole, own, _ in chosen])
-        unknown = np.float32(np.nan)
-        scores = np.concatenate(
-            [np.full(len(own), unknown) if whole._scores is None else whole._scores[own] for whole, own, _ in chosen]
-        )
-        self.has_scores = bool(np.isfinite(scores).any())
+    def __init__(self, whole: TokenisedRows, rows: Positions) -> None:
+        self._selection = whole, rows
+        self.queries, self.documents = whole.queries, whole.documents
+        sizes = whole._starts[rows + 1] - whole._starts[rows]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        places = np.repeat(whole._starts[rows] - self._starts[:-1], sizes) + np.arange(self._starts[-1])
+        self.anchors, self._anchor_keys = whole.anchors[rows], whole._anchor_keys[rows]
+        self._passages, self._passage_keys = whole._passages[places], whole._passage_keys[places]
+        scores = None if whole._scores is None else whole._scores[places]
+        self.has_scores = scores is not None and bool(np.isfinite(scores).any())
         self._scores = scores if self.has_scores else None
         self.distinct_positives = len(np.unique(self._passage_keys[self._starts[:-1]]))
-        self.least_negatives = min(int(own.min()) for own in sizes) - 1
-        self.most_negatives = max(int(own.max()) for own in sizes) - 1
+        self.least_negatives, self.most_negatives = int(sizes.min()) - 1, int(sizes.max()) - 1
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
-        return SelectedRows, (self._subsets,)
-
-
-class JoinedTable(TokenTable):
-    """Several tables read as one; a text's position is that in its own table plus the table's offset."""
-
-    def __init__(self, tables: Sequence[TokenTable]) -> None:
-        self.layout = tables[0].layout
-        self.offsets: list[int] = np.cumsum([0, *map(len, tables)])[:-1].tolist()
-        self._tables = tables
-
-    def __len__(self) -> int:
-        return sum(map(len, self._tables))
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each text."""
-        return np.concatenate([table.lengths for table in self._tables])
-
-    def token_ids(self, positions: Places) -> list[NDArray[np.int32]]:
-        """Return the token ids of the texts at these positions."""
-        found = [np.empty(0, np.int32)] * len(positions)
-        owners = np.searchsorted(self.offsets, positions, side="right") - 1
-        for owner in np.unique(owners).tolist():
-            chosen = np.flatnonzero(owners == owner)
-            own = self._tables[owner].token_ids(positions[chosen] - self.offsets[owner])
-            for place, ids in zip(chosen.tolist(), own, strict=True):
-                found[place] = ids
-        return found
+        return SelectedRows, self._selection
 
 
 def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Path], object]) -> tuple[Opened, bool]:
@@ -280,28 +231,19 @@ def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Pat
 
 @contextmanager
 def _one_process(file: Path) -> Iterator[None]:
-    """Wait for other processes that build the same folder.
-
-    Without locks, as on Windows and some network disks, each process builds it. The lock is the system's own: the
-    library filelock would fall back to a lock file, which outlives a killed run on another machine.
-    """
-    if sys.platform == "win32":
-        yield
-        return
+    """Wait for another process that builds the same folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as handle:
-        with suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("waiting for another process that tokenises the same texts")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+    lock = FileLock(file)
+    with suppress(Timeout, OSError):
         try:
-            yield
-        finally:
-            # Explicitly, because forked workers keep the file open.
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.info("waiting for another process that tokenises the same texts")
+            lock.acquire(timeout=LONGEST_WAIT_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _build(folder: Path, build: Callable[[Path], object]) -> None:
