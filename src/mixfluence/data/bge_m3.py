@@ -29,7 +29,7 @@ ROWS_CHECKED = 100
 
 
 class PublishedSource(NamedTuple):
-    """A source as published: its language, its lines, and whether it has teacher scores."""
+    """A source as published; if scored, it has teacher scores."""
 
     language: str
     lines: int
@@ -58,7 +58,6 @@ class BgeM3Source(FileSource):
     language: str
 
     def read_rows(self) -> RowSet:
-        """Return the rows of the language, with a part for each source and length."""
         published = published_sources()
         wanted = {name: source for name, source in published.items() if source.language == self.language}
         if not wanted:

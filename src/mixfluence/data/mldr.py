@@ -32,13 +32,11 @@ class MldrSource(FileSource):
     split: Literal["train", "dev", "test"]
 
     def read_rows(self) -> RowSet:
-        """Return the rows of the split, one per query."""
         file = find_file(self._folder, f"{self.split}.jsonl")
         reader = RecordReader(str(file), per="query")
         return convert_once([file], {"format": "mldr"}, lambda notes: reader.read([_records(file)], notes))
 
     def read_task(self, name: str) -> RetrievalSet:
-        """Return the split as a task with the language's whole corpus."""
         if (self.path / f"{self.language}-corpus").is_dir():
             return read_task_files(find_beir_files(self.path, self.split, prefix=f"{self.language}-"), name)
         qrels = find_file(self.path / "qrels", f"qrels.mldr-v1.0-{self.language}-{self.split}.tsv")

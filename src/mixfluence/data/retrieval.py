@@ -21,16 +21,8 @@ from mixfluence.errors import DataError
 class RetrievalSet:
     """A retrieval task. Queries without a positive judgement still count, with a score of zero.
 
-    Args:
-        name: Its name in tables.
-        query_ids: Their ids, in the order of `queries`.
-        queries: The texts of queries.
-        doc_ids: Their ids, in the order of `docs`.
-        docs: The texts of passages, with titles prepended.
-        qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
-        query_prompt: Prepended to queries; None for the model's own prompt.
-        passage_prompt: Prepended to passages; None for the model's own prompt.
-        notes: The reader's notes, each with the task's name.
+    Ids are in the order of the texts, `qrels` is query id -> passage id -> grade (zero is not relevant). A prompt of
+    None is the model's own.
     """
 
     name: str
