@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
-import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
-from sentence_transformers.util import batch_to_device, load_file_path
+from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
@@ -140,23 +138,12 @@ def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) 
     options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
     _, found = type(inner).from_pretrained(name, output_loading_info=True, **options)
     absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
-    random = _in_use(model, {key: tensor for key, tensor in inner.named_parameters() if key in absent})
+    # Sentence vectors do not depend on a pooler of transformers, which many checkpoints lack.
+    random = [key for key, _ in inner.named_parameters() if key in absent and "pooler" not in key]
     if random:
         files = list((Path(name) / folder).glob("*.safetensors"))
         place = files[0] if len(files) == 1 else f"encoder '{name}'"
         raise DataError(f"{place}: holds no tensor of the right shape for {shorten(', '.join(random), 300)}")
-
-
-def _in_use(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that embeddings depend on, unlike an unused pooler."""
-    trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-    if not trained:
-        return []
-    with preserve_modes(model):
-        model.eval()
-        vectors = model(batch_to_device(model.preprocess(["a text"]), model.device))["sentence_embedding"]
-    gradients = torch.autograd.grad(vectors.sum(), list(trained.values()), allow_unused=True)
-    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None]
 
 
 def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:

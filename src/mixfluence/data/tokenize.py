@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import compress
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mixfluence.data.rows import RowSet, text_key
-from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter, cached
+from mixfluence.data.tokens import Ids, SelectedRows, TokenisedRows, TokenLayout, TokenTable, cached, write_tables
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
@@ -39,8 +39,6 @@ CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
-# The ids of some texts in one array, and each text's length.
-Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Sides = dict[str, "Side"]
 Chunk = TypeVar("Chunk")
 # Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
@@ -186,31 +184,24 @@ def in_parallel(count: int, work: Callable[[int], Chunk]) -> DataLoader[Chunk]:
         num_workers=workers if parallel else 0,
         multiprocessing_context="fork" if parallel else None,
         collate_fn=work,  # type: ignore[arg-type]  # called in the workers, with a number
-        worker_init_fn=_disable_tokenizer_threads,
+        # Threads of the tokenizers library do not survive a fork.
+        worker_init_fn=lambda _: os.environ.update(TOKENIZERS_PARALLELISM="false"),
         # Its own generator, so that filling the cache does not change the dropout masks of the run.
         generator=torch.Generator(),
     )
 
 
-def _disable_tokenizer_threads(worker: int) -> None:
-    # Threads of the tokenizers library do not survive a fork.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
 def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
-    def tokenise_chunk(number: int) -> Ids:
+    def tokenise_chunk(number: int) -> dict[str, Ids]:
         start = number * TEXTS_PER_CHUNK
-        return side.tokenise(list(texts[start : start + TEXTS_PER_CHUNK]))
+        return {"text": side.tokenise(list(texts[start : start + TEXTS_PER_CHUNK]))}
 
-    writer = TokenWriter(folder, "text")
-    for ids, lengths in in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk):
-        writer.add(ids, lengths)
-    writer.close()
+    write_tables(folder, in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk))
 
 
 def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> None:
     """Number the distinct texts in a first pass, and tokenise each once in a second."""
-    facts, first, starts = _number_texts(rows.rows, folder)
+    first, starts = _number_texts(rows.rows, folder)
 
     def tokenise_chunk(number: int) -> dict[str, Ids]:
         """Tokenise the texts that occur first in these rows."""
@@ -222,59 +213,44 @@ def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> N
             name: side.tokenise(list(compress(texts[name], first[name][spans[name]]))) for name, side in sides.items()
         }
 
-    writers = {name: TokenWriter(folder, name) for name in sides}
-    for number, chunk in enumerate(in_parallel(math.ceil(len(rows) / ROWS_PER_CHUNK), tokenise_chunk)):
-        for name, (ids, lengths) in chunk.items():
-            writers[name].add(ids, lengths)
-        advance(min(ROWS_PER_CHUNK, len(rows) - number * ROWS_PER_CHUNK))
-    for writer in writers.values():
-        writer.close()
-    facts |= {name: asdict(side.layout) for name, side in sides.items()}
-    (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
+    def chunks() -> Iterator[dict[str, Ids]]:
+        for number, chunk in enumerate(in_parallel(math.ceil(len(rows) / ROWS_PER_CHUNK), tokenise_chunk)):
+            yield chunk
+            advance(min(ROWS_PER_CHUNK, len(rows) - number * ROWS_PER_CHUNK))
+
+    write_tables(folder, chunks())
+    layouts = {name: asdict(side.layout) for name, side in sides.items()}
+    (folder / "manifest.json").write_text(json.dumps(layouts), encoding="utf-8")
 
 
-def _number_texts(
-    rows: Dataset, folder: Path
-) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]], NDArray[np.int64]]:
-    """Save the distinct texts of each row; return counts, the texts' first occurrences and the passages' starts."""
+def _number_texts(rows: Dataset, folder: Path) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.int64]]:
+    """Save which texts each row has; return the texts' first occurrences and the passages' starts."""
     keys: dict[str, list[NDArray[np.uint64]]] = {"anchor": [], "passage": []}
     sizes: list[NDArray[np.int64]] = []
     scores: list[NDArray[np.float32]] = []
     for number, batch in enumerate(rows.iter(ROWS_PER_CHUNK)):
-        keys["anchor"].append(_text_keys(batch["anchor"]))
-        keys["passage"].append(_text_keys(_passages(batch)))
+        for stem, texts in ("anchor", batch["anchor"]), ("passage", _passages(batch)):
+            keys[stem].append(np.fromiter(map(text_key, texts), np.uint64, len(texts)))
         sizes.append(np.array([1 + len(negatives) for negatives in batch["negatives"]], np.int64))
         scores.append(_flat_scores(batch["scores"], sizes[-1], number * ROWS_PER_CHUNK))
     starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
-    numbers, first = {}, {}
+    first = {}
     for stem, side in ("anchor", "query"), ("passage", "document"):
         found = np.concatenate(keys[stem])
         _, firsts, inverse = np.unique(found, return_index=True, return_inverse=True)
-        # Distinct texts are numbered in order of first occurrence.
-        numbers[stem] = np.argsort(np.argsort(firsts)).astype(np.int32)[inverse]
         first[side] = np.isin(np.arange(len(found)), firsts)
         np.save(folder / f"{stem}_keys.npy", found)
-        np.save(folder / f"{stem}s.npy", numbers[stem])
+        # Distinct texts are numbered in order of first occurrence.
+        np.save(folder / f"{stem}s.npy", np.argsort(np.argsort(firsts)).astype(np.int32)[inverse])
     np.save(folder / "passage_starts.npy", starts)
-    has_scores = any(np.isfinite(part).any() for part in scores)
-    if has_scores:
+    if any(np.isfinite(part).any() for part in scores):
         np.save(folder / "scores.npy", np.concatenate(scores))
-    facts = {
-        "distinct_positives": len(np.unique(numbers["passage"][starts[:-1]])),
-        "least_negatives": min(int(part.min()) for part in sizes) - 1,
-        "most_negatives": max(int(part.max()) for part in sizes) - 1,
-        "has_scores": has_scores,
-    }
-    return facts, first, starts
+    return first, starts
 
 
 def _passages(batch: dict[str, list[Any]]) -> list[str]:
     columns = zip(batch["positive"], batch["negatives"], strict=True)
     return [text for positive, negatives in columns for text in (positive, *negatives)]
-
-
-def _text_keys(texts: list[str]) -> NDArray[np.uint64]:
-    return np.fromiter(map(text_key, texts), np.uint64, len(texts))
 
 
 def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int) -> NDArray[np.float32]:

@@ -12,9 +12,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,8 @@ ABANDONED_AFTER_SECONDS = 86_400.0
 LONGEST_WAIT_SECONDS = 7_200.0
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
 Positions = NDArray[np.int64]
+# The ids of some texts in one array, and each text's length.
+Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Places = NDArray[np.integer[Any]]
 Opened = TypeVar("Opened")
 
@@ -84,7 +87,7 @@ class TokenTable:
 
     @classmethod
     def open(cls, folder: Path, side: str, layout: TokenLayout) -> TokenTable:
-        """Map the files that a `TokenWriter` has written."""
+        """Map the files that `write_tables` has written."""
         starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
         # numpy cannot map an empty file, and empty texts have no tokens on a static model.
         path, count = folder / f"{side}_ids.bin", int(starts[-1])
@@ -105,29 +108,22 @@ class TokenTable:
         return [self._ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-class TokenWriter:
-    """Writes the files of a `TokenTable`."""
-
-    def __init__(self, folder: Path, side: str) -> None:
-        self._ids = (folder / f"{side}_ids.bin").open("wb")
-        self._starts = folder / f"{side}_starts.npy"
-        self._lengths = [np.zeros(1, np.int64)]
-
-    def add(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> None:
-        """Append texts: the ids of all of them, and the length of each."""
-        ids.tofile(self._ids)
-        self._lengths.append(lengths)
-
-    def close(self) -> None:
-        """Write the rest."""
-        self._ids.close()
-        np.save(self._starts, np.cumsum(np.concatenate(self._lengths), dtype=np.int64))
+def write_tables(folder: Path, chunks: Iterable[Mapping[str, Ids]]) -> None:
+    """Write the files of a `TokenTable` for each side; a chunk has some texts of every side."""
+    lengths: dict[str, list[NDArray[np.int64]]] = {}
+    for chunk in chunks:
+        for side, (ids, own) in chunk.items():
+            lengths.setdefault(side, [np.zeros(1, np.int64)]).append(own)
+            with (folder / f"{side}_ids.bin").open("ab") as file:
+                ids.tofile(file)
+    for side, found in lengths.items():
+        np.save(folder / f"{side}_starts.npy", np.cumsum(np.concatenate(found), dtype=np.int64))
 
 
 class TokenisedRows:
     """A dataset as token ids, which training reads instead of text.
 
-    `anchors` has the position of each row's anchor in `queries`. `least_negatives` is that of the row with fewest.
+    `queries` and `documents` have the distinct texts, `anchors` the position of each row's anchor in `queries`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,17 +131,14 @@ class TokenisedRows:
         facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.queries = TokenTable.open(folder, "query", TokenLayout(**facts["query"]))
         self.documents = TokenTable.open(folder, "document", TokenLayout(**facts["document"]))
-        self.distinct_positives: int = facts["distinct_positives"]
-        self.least_negatives: int = facts["least_negatives"]
-        self.most_negatives: int = facts["most_negatives"]
-        self.has_scores: bool = facts["has_scores"]
         self.anchors: Places = _open(folder / "anchors.npy")
         self._passages: Places = _open(folder / "passages.npy")
         self._starts: Positions = _open(folder / "passage_starts.npy")
         # By row, not by distinct text: one lookup per text of a batch instead of two, each a cache miss.
         self._anchor_keys: NDArray[np.uint64] = _open(folder / "anchor_keys.npy")
         self._passage_keys: NDArray[np.uint64] = _open(folder / "passage_keys.npy")
-        self._scores: NDArray[np.float32] | None = _open(folder / "scores.npy") if self.has_scores else None
+        scores = folder / "scores.npy"
+        self._scores: NDArray[np.float32] | None = _open(scores) if scores.exists() else None
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -153,6 +146,26 @@ class TokenisedRows:
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
         # Loader workers open the files themselves instead of receiving a copy.
         return TokenisedRows, (self._folder,)
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether any row has teacher scores."""
+        return self._scores is not None
+
+    @cached_property
+    def distinct_positives(self) -> int:
+        """How many different positives there are; a batch cannot have more rows."""
+        return len(np.unique(self._passage_keys[self._starts[:-1]]))
+
+    @cached_property
+    def least_negatives(self) -> int:
+        """Negatives of the row that has fewest."""
+        return int(np.diff(self._starts).min()) - 1
+
+    @cached_property
+    def most_negatives(self) -> int:
+        """Negatives of the row that has most."""
+        return int(np.diff(self._starts).max()) - 1
 
     def candidates(self, rows: Positions, negatives: int) -> tuple[Places, NDArray[np.float32]]:
         """Return each row's positive and its first `negatives` negatives, with the teacher's scores.
@@ -198,11 +211,9 @@ class SelectedRows(TokenisedRows):
         places = np.repeat(whole._starts[rows] - self._starts[:-1], sizes) + np.arange(self._starts[-1])
         self.anchors, self._anchor_keys = whole.anchors[rows], whole._anchor_keys[rows]
         self._passages, self._passage_keys = whole._passages[places], whole._passage_keys[places]
-        scores = None if whole._scores is None else whole._scores[places]
-        self.has_scores = scores is not None and bool(np.isfinite(scores).any())
-        self._scores = scores if self.has_scores else None
-        self.distinct_positives = len(np.unique(self._passage_keys[self._starts[:-1]]))
-        self.least_negatives, self.most_negatives = int(sizes.min()) - 1, int(sizes.max()) - 1
+        self._scores = None if whole._scores is None else whole._scores[places]
+        if self._scores is not None and not np.isfinite(self._scores).any():
+            self._scores = None
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
         return SelectedRows, self._selection
