@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixfluence.clustering import Partition, partition
+from mixfluence.data.cache import cache_root
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import Row, RowSet, cache_root, convert_once
+from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy.initial import Weights

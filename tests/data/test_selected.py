@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data.rows import Row, RowSet, Subset, cache_root, fingerprint
+from mixfluence.data.cache import cache_root
+from mixfluence.data.rows import Row, RowSet, Subset, fingerprint
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenTable
 from tests.conftest import row_set

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,10 +18,10 @@ from sentence_transformers import SentenceTransformer
 
 from mixfluence.clustering.embeddings import Embedder, Matrix, Points, Texts
 from mixfluence.clustering.tree import Nodes, Tree, grow, merge
+from mixfluence.data.cache import cached
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import RowSet, Subset, arrow_schema, cache_root, join
+from mixfluence.data.rows import RowSet, Subset, arrow_schema, join
 from mixfluence.errors import RecipeError
-from mixfluence.files import replacing
 from mixfluence.strategies.crisp import CRISP
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,6 @@ def partition(
         raise RecipeError("partition: needs at least one dev set and least_rows of at least 1")
     dev = Mixture(targets)
     embedder = Embedder(encoder, texts)
-    embedder.encode(chain(mixture.values(), dev.values()))
     pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
     parts = [
         _Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
@@ -160,17 +160,21 @@ def _cluster(
     """Return the tree and the leaf of each row, from the cache if the same embeddings were clustered before."""
     vectors = [embedder.key(rows) for rows in datasets.values()]
     key = json.dumps([CACHE_VERSION, vectors, levels, branching, seed])
-    folder = cache_root() / "clusters" / xxhash.xxh3_128_hexdigest(key.encode())
-    tree, leaves = folder / "tree.npz", folder / "leaves.npy"
-    if not leaves.exists():
+
+    def build(folder: Path) -> None:
         points = Points([embedder.vectors(rows) for rows in datasets.values()])
         logger.info("clustering %s: %d rows", name, len(points))
-        # The tree is renamed first: the file of leaves marks that both are complete.
-        with replacing(leaves) as unfinished, replacing(tree) as temporary:
-            nodes = np.lib.format.open_memmap(unfinished, "w+", np.int32, (len(points),))
-            grow(points, nodes, levels=levels, branching=branching, seed=seed).save(temporary)
-            nodes.flush()
-    return Tree.load(tree), np.load(leaves, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        nodes = np.lib.format.open_memmap(folder / "leaves.npy", "w+", np.int32, (len(points),))
+        tree = grow(points, nodes, levels=levels, branching=branching, seed=seed)
+        np.savez(folder / "tree.npz", **vars(tree))
+        nodes.flush()
+
+    def open_folder(folder: Path) -> tuple[Tree, Nodes]:
+        with np.load(folder / "tree.npz", allow_pickle=False) as arrays:
+            tree = Tree(arrays["centroids"], arrays["parents"], arrays["first"], int(arrays["branching"]))
+        return tree, np.load(folder / "leaves.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+
+    return cached("clusters", key, open_folder, build)
 
 
 def _cast(rows: Dataset) -> Dataset:

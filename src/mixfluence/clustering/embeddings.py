@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.data.rows import RowSet, cache_root
+from mixfluence.data.cache import cached
+from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenize import PROBE, Task, Tokeniser, in_parallel, tokenise_unkept
 from mixfluence.embedding import Prepared, TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
-from mixfluence.files import replacing
 
 logger = logging.getLogger(__name__)
 Texts = Literal["both", "query", "passage"]
@@ -34,6 +34,7 @@ Matrix = NDArray[np.float32]
 Chunk = list[tuple[Prepared, NDArray[np.int64]]]
 
 CACHE_VERSION = 1
+FILE = "vectors.npy"
 ROWS_PER_CHUNK = 2_048
 TEXTS_PER_CALL = 256
 COLUMNS: dict[Texts, dict[str, Task]] = {
@@ -61,26 +62,23 @@ class Embedder:
 
     def vectors(self, rows: RowSet) -> NDArray[np.float16]:
         """Return one unit vector per row, memory-mapped."""
-        self.encode([rows])
-        vectors: NDArray[np.float16] = np.load(self._path(rows), mmap_mode="r", allow_pickle=False)
-        return vectors
 
-    def encode(self, datasets: Iterable[RowSet]) -> None:
-        """Encode all datasets that are not cached, in one call that starts the tokenising processes once."""
-        missing = {path: rows for rows in datasets if not (path := self._path(rows)).exists()}
-        if not missing:
-            return
-        logger.info("encoding %d rows for clustering", sum(map(len, missing.values())))
-        starts = [(rows, start) for rows in missing.values() for start in range(0, len(rows), ROWS_PER_CHUNK)]
-        chunks = iter(in_parallel(len(starts), lambda number: self._prepare(*starts[number])))
-        with self._precision():
-            for path, rows in missing.items():
-                with replacing(path) as temporary:
-                    shape = (len(rows), self._encoder.get_embedding_dimension())
-                    file = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
-                    for start in range(0, len(rows), ROWS_PER_CHUNK):
-                        file[start : start + ROWS_PER_CHUNK] = _encode(next(chunks), list(self._sides.values()))
-                    file.flush()
+        def build(folder: Path) -> None:
+            logger.info("encoding %d rows for clustering", len(rows))
+            starts = range(0, len(rows), ROWS_PER_CHUNK)
+            chunks = in_parallel(len(starts), lambda number: self._prepare(rows, starts[number]))
+            shape = (len(rows), self._encoder.get_embedding_dimension())
+            file = np.lib.format.open_memmap(folder / FILE, "w+", np.float16, shape)
+            with self._precision():
+                for start, chunk in zip(starts, chunks, strict=True):
+                    file[start : start + ROWS_PER_CHUNK] = _encode(chunk, list(self._sides.values()))
+            file.flush()
+
+        def open_folder(folder: Path) -> NDArray[np.float16]:
+            vectors: NDArray[np.float16] = np.load(folder / FILE, mmap_mode="r", allow_pickle=False)
+            return vectors
+
+        return cached("embeddings", self.key(rows), open_folder, build)
 
     def _prepare(self, rows: RowSet, start: int) -> Chunk:
         batch = rows.rows.select_columns(list(self._sides))[start : start + ROWS_PER_CHUNK]
@@ -95,9 +93,6 @@ class Embedder:
     def _sides(self) -> dict[str, TextEncoder]:
         encoders = text_encoders(self._encoder, dict.fromkeys(self._columns.values()))
         return {column: encoders[task] for column, task in self._columns.items()}
-
-    def _path(self, rows: RowSet) -> Path:
-        return cache_root() / "embeddings" / f"{self.key(rows)}.npy"
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self._half else nullcontext()

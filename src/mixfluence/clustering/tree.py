@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,17 +57,6 @@ class Tree:
             branches.insert(0, str(node - int(self.first[parent])))
             node = parent
         return ".".join(branches) or "root"
-
-    def save(self, path: Path) -> None:
-        """Write the tree to a file."""
-        with path.open("wb") as file:
-            np.savez(file, centroids=self.centroids, parents=self.parents, first=self.first, branching=self.branching)
-
-    @classmethod
-    def load(cls, path: Path) -> Tree:
-        """Read a tree written by `save`."""
-        with np.load(path, allow_pickle=False) as arrays:
-            return cls(arrays["centroids"], arrays["parents"], arrays["first"], int(arrays["branching"]))
 
 
 def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int) -> Tree:

@@ -28,8 +28,9 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mixfluence.data.cache import cached
 from mixfluence.data.rows import RowSet, text_key
-from mixfluence.data.tokens import Ids, SelectedRows, TokenisedRows, TokenLayout, TokenTable, cached, write_tables
+from mixfluence.data.tokens import Ids, SelectedRows, TokenisedRows, TokenLayout, TokenTable, write_tables
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
@@ -144,10 +145,14 @@ def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Adva
     key = f"{ROWS_CACHE_VERSION}-{whole.fingerprint}-{query.fingerprint}-{document.fingerprint}"
     tokenised = _shared.get(key) if rows.subset else None
     if tokenised is None:
-        build = partial(_build_rows, whole, {"query": query, "document": document}, advance)
-        tokenised, built = cached(key, TokenisedRows, build)
-        _shared[key] = tokenised
-        if not built:
+        missing: list[Path] = []
+
+        def build(folder: Path) -> None:
+            missing.append(folder)
+            _build_rows(whole, {"query": query, "document": document}, advance, folder)
+
+        _shared[key] = tokenised = cached("tokens", key, TokenisedRows, build)
+        if not missing:
             advance(len(whole))
     return SelectedRows(tokenised, rows.subset.places) if rows.subset else tokenised
 
@@ -164,7 +169,7 @@ def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
         digest.update(content)
     key = f"texts-{TEXTS_CACHE_VERSION}-{digest.hexdigest()}-{side.fingerprint}"
     open_table = partial(TokenTable.open, side="text", layout=side.layout)
-    return cached(key, open_table, partial(_build_texts, texts, side))[0]
+    return cached("tokens", key, open_table, partial(_build_texts, texts, side))
 
 
 def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:

@@ -1,4 +1,4 @@
-"""Token ids in memory-mapped files: tables of texts, datasets of rows, and the cache that holds them.
+"""Token ids in memory-mapped files: tables of texts, and datasets of rows.
 
 A row is an anchor and a sequence of passages, the positive first. Equal texts are stored once and identified by a key,
 so that batches can be kept free of texts that would be false negatives.
@@ -7,39 +7,20 @@ so that batches can be kept free of texts that would be false negatives.
 from __future__ import annotations
 
 import json
-import logging
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from mixfluence.data.rows import cache_root
-
-logger = logging.getLogger(__name__)
-
-BUILDING = "building-"
-# A process that is still building has written something since.
-ABANDONED_AFTER_SECONDS = 86_400.0
-# On disks without system locks, the lock is a file that outlives a killed process.
-LONGEST_WAIT_SECONDS = 7_200.0
-DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
 Positions = NDArray[np.int64]
 # The ids of some texts in one array, and each text's length.
 Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Places = NDArray[np.integer[Any]]
-Opened = TypeVar("Opened")
 
 
 @dataclass(frozen=True)
@@ -217,62 +198,6 @@ class SelectedRows(TokenisedRows):
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
         return SelectedRows, self._selection
-
-
-def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Path], object]) -> tuple[Opened, bool]:
-    """Return the content of a cached folder, and whether this call has built it.
-
-    The key names everything that the content depends on. A folder that cannot be read is built again.
-    """
-    name = xxhash.xxh3_128_hexdigest(key.encode())
-    folder = cache_root() / "tokens" / name
-    if folder.exists():
-        with suppress(*DAMAGE):
-            return open_folder(folder), False
-    with _one_process(cache_root() / "locks" / name):
-        if folder.exists():
-            try:
-                return open_folder(folder), False
-            except DAMAGE as error:
-                logger.warning("%s: damaged, tokenising again (%s)", folder, error)
-                shutil.rmtree(folder, ignore_errors=True)
-        _build(folder, build)
-        return open_folder(folder), True
-
-
-@contextmanager
-def _one_process(file: Path) -> Iterator[None]:
-    """Wait for another process that builds the same folder."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    with suppress(Timeout, OSError):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            logger.info("waiting for another process that tokenises the same texts")
-            lock.acquire(timeout=LONGEST_WAIT_SECONDS)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _build(folder: Path, build: Callable[[Path], object]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{BUILDING}*"):  # unfinished folders of killed processes
-        with suppress(OSError):  # another process may delete it too
-            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
-            if written < time.time() - ABANDONED_AFTER_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
-    try:
-        build(temporary)
-        os.rename(temporary, folder)
-    except OSError:
-        if not folder.exists():  # without a lock, another process may have finished it first
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _open(path: Path) -> Any:
