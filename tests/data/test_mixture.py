@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mixfluence.data.mixture import EXAMPLES, Mixture, find_overlap, without_overlap
+from mixfluence.data.mixture import EXAMPLES, Mixture, without_overlap
 from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
 from mixfluence.errors import DataError
 from tests.conftest import row_set
@@ -106,10 +106,10 @@ TEST_QUERIES = {"trec": ["what is\tir? ", "unasked"], "beir": ["answer to ir?"]}
 
 
 def test_overlap_ignores_case_and_spacing_and_nothing_else(mixture: Mixture) -> None:
-    (overlap,) = find_overlap(mixture, TEST_QUERIES["trec"])
+    _, (overlap,) = without_overlap(mixture, TEST_QUERIES, "drop")
     assert (overlap.dataset, overlap.rows) == ("faq", (0, 2))
     assert overlap.anchors == ("What is  IR?", "WHAT IS IR?")
-    assert find_overlap(mixture, ["what isir?", "what", ""]) == []
+    assert without_overlap(mixture, {"other": ["what isir?", "what", ""]}, "drop")[1] == []
 
 
 def test_drop_takes_out_exactly_those_rows(mixture: Mixture) -> None:

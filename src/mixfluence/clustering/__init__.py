@@ -73,21 +73,10 @@ def partition(
 ) -> Partition:
     """Cluster the training rows and weight each cluster by the dev rows that fall into it.
 
-    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. With several processes,
-    call it in the first one before the others, which then read its cache.
-
-    Args:
-        mixture: The training datasets.
-        targets: The dev sets, weighted equally.
-        encoder: Embeds the rows; a small one is enough.
-        levels: Depth of the tree: at most `branching ** levels` clusters.
-        branching: Clusters per split.
-        per: Cluster the whole pool, or each dataset separately if rows of two datasets must not share a batch.
-        texts: What represents a row: its anchor, its positive, or the mean of both.
-        smoothing: Pseudo-counts added to each dev histogram, distributed like the training rows. With 0, clusters
-            without a dev row are never drawn.
-        least_rows: Smaller clusters are merged with their neighbours; use the batch size.
-        seed: Seed of samples and of k-means.
+    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. Targets are dev sets and
+    weigh the same. A small encoder is enough. Clusters of fewer than `least_rows` rows are merged with neighbours; use
+    the batch size. The other options are those of `CRISP`. With several processes, call it in the first one before the
+    others, which then read its cache.
     """
     # Its recipe section has the limits of these options.
     CRISP(levels=levels, branching=branching, per=per, texts=texts, smoothing=smoothing)

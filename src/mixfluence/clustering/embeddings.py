@@ -1,37 +1,32 @@
-"""Embeddings of rows, computed once and cached in memory-mapped files.
-
-The cache key covers the content of the rows and everything that determines a vector: weights, modules, tokenizer,
-prompts.
-"""
+"""Embeddings of rows, computed once and cached in memory-mapped files."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
 from mixfluence.data.cache import cached
 from mixfluence.data.rows import RowSet
-from mixfluence.data.tokenize import PROBE, Task, Tokeniser, in_parallel, tokenise_unkept
-from mixfluence.embedding import Prepared, TextEncoder, text_encoders
+from mixfluence.data.tokenize import Task, Tokeniser, in_parallel, tokenise_unkept
+from mixfluence.data.tokens import TokenTable
+from mixfluence.embedding import TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
 
 logger = logging.getLogger(__name__)
 Texts = Literal["both", "query", "passage"]
 Matrix = NDArray[np.float32]
 # For each column its distinct texts, and the position among them of each row's text.
-Chunk = list[tuple[Prepared, NDArray[np.int64]]]
+Chunk = list[tuple[TokenTable, NDArray[np.int64]]]
 
 CACHE_VERSION = 1
 FILE = "vectors.npy"
@@ -69,7 +64,7 @@ class Embedder:
             chunks = in_parallel(len(starts), lambda number: self._prepare(rows, starts[number]))
             shape = (len(rows), self._encoder.get_embedding_dimension())
             file = np.lib.format.open_memmap(folder / FILE, "w+", np.float16, shape)
-            with self._precision():
+            with torch.autocast("cuda", torch.bfloat16, enabled=self._half):
                 for start, chunk in zip(starts, chunks, strict=True):
                     file[start : start + ROWS_PER_CHUNK] = _encode(chunk, list(self._sides.values()))
             file.flush()
@@ -93,9 +88,6 @@ class Embedder:
     def _sides(self) -> dict[str, TextEncoder]:
         encoders = text_encoders(self._encoder, dict.fromkeys(self._columns.values()))
         return {column: encoders[task] for column, task in self._columns.items()}
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self._half else nullcontext()
 
 
 class Points:
@@ -132,39 +124,21 @@ def _encode(chunk: Chunk, encoders: Sequence[TextEncoder]) -> Matrix:
         encoder.encode(texts, batch_size=TEXTS_PER_CALL) for encoder, (texts, _) in zip(encoders, chunk, strict=True)
     ]
     sides = [vectors.float().cpu().numpy()[places] for vectors, (_, places) in zip(found, chunk, strict=True)]
-    vectors = _unit(np.sum(sides, axis=0))
+    vectors = np.sum(sides, axis=0)
     if not np.isfinite(vectors).all():
         raise MixfluenceError("cannot cluster: embeddings of the encoder are not finite")
-    return vectors
-
-
-def _unit(vectors: Matrix) -> Matrix:
-    """Normalise vectors; zero vectors, of texts without tokens, stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # Zero vectors, of texts without tokens, stay zero.
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 def _identity(encoder: SentenceTransformer) -> str:
     """Hash everything that determines an encoder's vectors, independent of where it was loaded from."""
-    facts = [_inputs(encoder), str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
+    tokeniser = Tokeniser(encoder)
+    inputs = [tokeniser.side(task, "").fingerprint for task in COLUMNS["both"].values()]
+    facts = [inputs, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
-        digest.update(_bytes(weights))
+        digest.update(weights.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _inputs(encoder: SentenceTransformer) -> list[str]:
-    """Identify how an encoder reads queries and documents: by its tokenizer or, without one, by sample inputs."""
-    tasks: tuple[Task, ...] = ("query", "document")
-    try:
-        tokeniser = Tokeniser(encoder)
-        return [tokeniser.side(task, "").fingerprint for task in tasks]
-    except MixfluenceError:
-        features = [sorted(encoder.preprocess(PROBE, task=task).items()) for task in tasks]
-        values = [value for side in features for item in side for value in item]
-        return [bytes(_bytes(value)).hex() if isinstance(value, Tensor) else repr(value) for value in values]
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data

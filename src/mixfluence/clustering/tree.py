@@ -78,9 +78,8 @@ def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int
 def merge(tree: Tree, rows: NDArray[np.int64], least_rows: int) -> Nodes:
     """Merge clusters that are too small for a batch. Return the group of each leaf, named by a node.
 
-    A leaf with enough rows is a group of its own. The small leaves below a node form one group, named by that node,
-    if they have enough rows together; else they are passed to the node above. What is left at the root joins the
-    groups of the nearest centroids, or is the only group. Inner nodes have the group of what is left below them.
+    Small leaves below a node form one group if they have enough rows together; else they are passed to the node above.
+    What is left at the root joins the groups of the nearest centroids, or is the only group.
     """
     left = rows.copy()
     groups = np.full(len(tree), -1, np.int32)

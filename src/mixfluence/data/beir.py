@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
@@ -157,9 +158,12 @@ def read_grades(files: Sequence[Path]) -> Grades:
     for file in files:
         table = file.name.endswith((".tsv", ".tsv.gz"))
         for number, (where, query, passage, score) in enumerate((_table_lines if table else _record_lines)(file)):
-            grade = _grade(score)
-            if grade is not None:
-                grades[query, passage] = grade
+            try:
+                grade = float(score)
+            except (TypeError, ValueError, OverflowError):
+                grade = math.nan
+            if grade.is_integer():
+                grades[query, passage] = int(grade)
             elif number or not table:  # the first line of a table may be a header
                 raise DataError(f"{where}: found the score {score!r}, expected a whole number")
     return grades
@@ -180,14 +184,6 @@ def _table_lines(path: Path) -> Iterator[tuple[str, str, str, str]]:
 def _record_lines(path: Path) -> Iterator[tuple[str, str, str, Any]]:
     for where, record in read_objects(path):
         yield where, _id(record, where, "query-id"), _id(record, where, "corpus-id"), record.get("score")
-
-
-def _grade(score: Any) -> int | None:
-    try:
-        value = float(score)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return int(value) if value.is_integer() else None
 
 
 def read_texts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ from mixfluence.errors import DataError
 EXAMPLES = 5
 
 
-class Mixture(Mapping[str, RowSet]):
+class Mixture(dict[str, RowSet]):
     """Ordered name -> rows. All vectors (weights, influences, counts) are in this order.
 
     Args:
@@ -26,25 +26,15 @@ class Mixture(Mapping[str, RowSet]):
     """
 
     def __init__(self, datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]]) -> None:
-        pairs = datasets.items() if isinstance(datasets, Mapping) else datasets
-        self._datasets: dict[str, RowSet] = {}
-        for name, dataset in pairs:
+        super().__init__()
+        for name, dataset in datasets.items() if isinstance(datasets, Mapping) else datasets:
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"a dataset needs a name, found {name!r}")
-            if name in self._datasets:
+            if name in self:
                 raise DataError(f"two datasets are named {name!r}")
-            self._datasets[name] = _row_set(name, dataset)
-        if not self._datasets:
+            self[name] = _row_set(name, dataset)
+        if not self:
             raise DataError("a mixture needs at least one dataset")
-
-    def __getitem__(self, name: str) -> RowSet:
-        return self._datasets[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._datasets)
-
-    def __len__(self) -> int:
-        return len(self._datasets)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -87,18 +77,6 @@ class Overlap:
         return f"{self.dataset}: {len(self.rows)} training rows have a test query as anchor ({shown})"
 
 
-def find_overlap(mixture: Mixture, test_queries: Iterable[str]) -> list[Overlap]:
-    """Return, for each dataset that has any, the rows whose anchor is one of the test queries."""
-    forbidden = {_normalised(query) for query in test_queries}
-    found = []
-    for name, dataset in mixture.items() if forbidden else ():
-        anchors = dataset.rows["anchor"]
-        rows = tuple(row for row, anchor in enumerate(anchors) if _normalised(anchor) in forbidden)
-        if rows:
-            found.append(Overlap(name, rows, tuple(anchors[row] for row in rows)))
-    return found
-
-
 def without_overlap(
     mixture: Mixture, test_queries: Mapping[str, Iterable[str]], rule: Literal["drop", "refuse"]
 ) -> tuple[Mixture, list[Overlap]]:
@@ -106,17 +84,21 @@ def without_overlap(
 
     With the rule `refuse` such rows raise a `DataError`.
     """
-    overlaps = find_overlap(mixture, (query for queries in test_queries.values() for query in queries))
+    forbidden = {_normalised(query) for queries in test_queries.values() for query in queries}
+    kept, overlaps = dict(mixture), []
+    for name, dataset in mixture.items() if forbidden else ():
+        anchors = dataset.rows["anchor"]
+        rows = [row for row, anchor in enumerate(anchors) if _normalised(anchor) in forbidden]
+        if not rows:
+            continue
+        overlaps.append(Overlap(name, tuple(rows), tuple(anchors[row] for row in rows)))
+        if len(rows) == len(dataset) and rule == "drop":
+            raise DataError(f"{name}: no rows left, every anchor is a test query")
+        dropped = xxhash.xxh3_64_hexdigest(np.array(rows, np.int64).tobytes())
+        keep = np.delete(np.arange(len(dataset)), rows).tolist()
+        kept[name] = dataset.take(keep, f"{dataset.fingerprint}-without-{dropped}")
     if overlaps and rule == "refuse":
         raise DataError("\n".join(map(str, overlaps)))
-    kept = dict(mixture)
-    for overlap in overlaps:
-        dataset = kept[overlap.dataset]
-        keep = np.delete(np.arange(len(dataset)), overlap.rows)
-        if not len(keep):
-            raise DataError(f"{overlap.dataset}: no rows left, every anchor is a test query")
-        dropped = xxhash.xxh3_64_hexdigest(np.array(overlap.rows, np.int64).tobytes())
-        kept[overlap.dataset] = dataset.take(keep.tolist(), f"{dataset.fingerprint}-without-{dropped}")
     return Mixture(kept), overlaps
 
 

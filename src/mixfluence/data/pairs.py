@@ -168,10 +168,11 @@ class RecordReader:
         if not isinstance(record, dict):
             expected = "a list of texts or an object" if self._mapped is None else "an object with named columns"
             raise DataError(f"{where}: found {short(record)}, expected {expected}")
-        if self._mapped is None and (name := _set_column(record)):
-            self._ignored.update(record.keys() - {name})
-            # Fewer than two texts make an empty row, which is counted as left out.
-            return [Row(*texts) for texts in pairwise(_texts(record, name, where))] or [Row("", "")]
+        for name in SET_COLUMNS if self._mapped is None else ():
+            if isinstance(record.get(name), list) or record.keys() == {name}:
+                self._ignored.update(record.keys() - {name})
+                # Fewer than two texts make an empty row, which is counted as left out.
+                return [Row(*texts) for texts in pairwise(_texts(record, name, where))] or [Row("", "")]
         rows = _object_rows(record, self._roles(record, where), where)
         if self._per == "pair":
             return rows
@@ -226,11 +227,6 @@ def _mapped_roles(columns: ColumnMap) -> Roles:
     return Roles(named["anchor"][0], named["positive"][0], tuple(negatives), tuple(scores))
 
 
-def _set_column(record: dict[str, Any]) -> str | None:
-    """Return the column of texts of one meaning: a list, or the only column."""
-    return next((name for name in SET_COLUMNS if isinstance(record.get(name), list) or record.keys() == {name}), None)
-
-
 def _known_roles(record: dict[str, Any]) -> Roles | None:
     if "query" in record and "pos" in record:
         scores = ("pos_scores", "neg_scores") if "pos_scores" in record or "neg_scores" in record else ()
@@ -264,13 +260,11 @@ def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int
         if not isinstance(found, list) or len(found) != length:
             amount = f"{len(found)} scores" if isinstance(found, list) else short(found)
             raise DataError(f"{where}: found {amount} in column '{column}', expected {length}, one per passage")
-    return [_score(value, where) for values in lists for value in values or []]
-
-
-def _score(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
-        raise DataError(f"{where}: found {short(value)} as a score, expected a finite number")
-    return float(value)
+    scores = [value for values in lists for value in values or []]
+    for value in scores:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
+            raise DataError(f"{where}: found {short(value)} as a score, expected a finite number")
+    return [float(value) for value in scores]
 
 
 def _texts(record: dict[str, Any], column: str, where: str) -> list[str]:

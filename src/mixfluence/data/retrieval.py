@@ -72,11 +72,7 @@ class RetrievalSet:
         )
 
     def sample_corpus(self, size: int, seed: int = 0) -> RetrievalSet:
-        """Return the same task with every judged passage and random others, `size` passages in all.
-
-        For selecting checkpoints, where searching millions of passages would cost more than training. Never for
-        reported scores, which would be too high.
-        """
+        """Return the task with judged passages and random others: to select checkpoints, not for reported scores."""
         if len(self.doc_ids) <= size:
             return self
         judged = {doc for grades in self.qrels.values() for doc in grades}
@@ -88,11 +84,7 @@ class RetrievalSet:
 
 
 def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
-    """Return a task of pairs: every distinct query against every distinct passage of the dataset.
-
-    A passage is relevant to the queries that it is a positive of. A format with a corpus gives a harder and more
-    realistic task.
-    """
+    """Return a task of pairs: every query against every passage. A format with a corpus gives a harder task."""
     docs: dict[str, str] = {}
     queries: dict[str, str] = {}
     qrels: dict[str, dict[str, int]] = {}
@@ -106,19 +98,16 @@ def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
 
 def guiding_half(name: str, dev: RowSet) -> RowSet:
     """Return the dev rows that may guide sampling."""
-    chosen = [row for row, anchor in enumerate(dev.rows["anchor"]) if _guides(anchor)]
-    if not chosen:
-        raise DataError(f"{name}: too small to be split in two halves ({len(dev)} rows)")
-    return dev.take(chosen, f"{dev.fingerprint}-guiding")
+    return dev.take(_half(name, dev.rows["anchor"], guides=True), f"{dev.fingerprint}-guiding")
 
 
 def selecting_half(dev: RetrievalSet) -> RetrievalSet:
     """Return the dev queries that may select a checkpoint: those that `guiding_half` leaves out."""
-    chosen = [place for place, query in enumerate(dev.queries) if not _guides(query)]
+    return dev.take_queries(_half(dev.name, dev.queries, guides=False))
+
+
+def _half(name: str, queries: Sequence[str], *, guides: bool) -> list[int]:
+    chosen = [place for place, query in enumerate(queries) if (text_key(query) % 2 == 0) == guides]
     if not chosen:
-        raise DataError(f"{dev.name}: too small to be split in two halves ({len(dev.queries)} queries)")
-    return dev.take_queries(chosen)
-
-
-def _guides(query: str) -> bool:
-    return text_key(query) % 2 == 0
+        raise DataError(f"{name}: too small to be split in two halves ({len(queries)} queries)")
+    return chosen

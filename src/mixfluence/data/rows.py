@@ -1,7 +1,7 @@
 """Training rows: an anchor, a positive, any number of negatives and perhaps teacher scores.
 
-Every format is converted to this shape once, into a memory-mapped Arrow file that is found again by the path, size and
-time of its input files and by the reader's options. Recipes import this module, so functions import Arrow themselves.
+Every format is converted to this shape once, into a memory-mapped Arrow file. Recipes import this module, so functions
+import Arrow themselves.
 """
 
 from __future__ import annotations
@@ -104,11 +104,7 @@ def convert_once(
 ) -> RowSet:
     """Return the rows that `read` yields, from the cache if neither files nor options have changed.
 
-    Args:
-        files: Every file `read` opens; a change of size or time makes a new conversion.
-        options: What else determines the rows (format, split, content of a dataset without files), as JSON.
-        read: Yields the rows. It appends notes for the user to its argument; they are stored with the rows and
-            shown again by later runs.
+    `read` opens no other files. It appends notes for the user to its argument, which later runs show again.
     """
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = json.dumps([READER_VERSION, stats, options], sort_keys=True)

@@ -1,8 +1,7 @@
 """Tokenises text once, into memory-mapped files that later runs open.
 
-Every distinct text of a dataset is tokenised once per side (queries, documents) by the model's own `preprocess`, so
-that a batch from the cache equals the batch that sentence-transformers would have made. The key of a folder has the
-rows' content and everything that determines the ids: tokenizer, prompt and maximum length.
+Texts are tokenised by the model's own `preprocess`, so that a batch from the cache equals the batch that
+sentence-transformers would have made.
 """
 
 from __future__ import annotations
@@ -71,11 +70,7 @@ class Tokeniser:
 
 
 class Side:
-    """Queries or documents: the tokenizer with a task and a prompt.
-
-    The layout is found by calling `preprocess` rather than by the model's class. The fingerprint differs if the same
-    text gives other ids, for whatever reason.
-    """
+    """The tokenizer with a task and a prompt; the fingerprint differs if the same text gives other ids."""
 
     def __init__(self, model: SentenceTransformer, task: Task, prompt: str, definition: str) -> None:
         self._model = model
@@ -136,10 +131,7 @@ def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
 
 
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
-    """Return a dataset's token ids, from the cache if it has them. For a list of texts use `tokenise_texts`.
-
-    `advance` is called with numbers of finished rows, for a progress bar.
-    """
+    """Return a dataset's token ids, from the cache if it has them; `advance` gets numbers of finished rows."""
     query, document = tokeniser.side("query", prompts.query), tokeniser.side("document", prompts.document)
     whole = rows.whole
     key = f"{ROWS_CACHE_VERSION}-{whole.fingerprint}-{query.fingerprint}-{document.fingerprint}"
@@ -158,10 +150,7 @@ def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Adva
 
 
 def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
-    """Return the token ids of texts in their order, from the cache if it has them.
-
-    For rows of a training set use `tokenise`, for texts that are encoded only once `tokenise_unkept`.
-    """
+    """Return the token ids of texts in their order, from the cache if it has them. For rows use `tokenise`."""
     digest = xxhash.xxh3_128()
     for text in texts:
         content = text.encode()
@@ -173,7 +162,7 @@ def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
 
 
 def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:
-    """Return the token ids of texts without the cache, on this core; for texts of later runs use `tokenise_texts`."""
+    """Return the token ids of texts that are encoded only once, without the cache."""
     ids, lengths = side.tokenise(list(texts))
     return TokenTable(side.layout, np.cumsum([0, *lengths]), ids)
 

@@ -149,10 +149,9 @@ class TokenisedRows:
         return int(np.diff(self._starts).max()) - 1
 
     def candidates(self, rows: Positions, negatives: int) -> tuple[Places, NDArray[np.float32]]:
-        """Return each row's positive and its first `negatives` negatives, with the teacher's scores.
+        """Return each row's positive and its first `negatives` negatives, with the teacher's scores or NaN.
 
-        A short list of negatives is repeated. A row without any borrows the positives of the next rows of the batch,
-        which are its in-batch negatives anyway. Missing scores are NaN.
+        A short list of negatives is repeated. A row without any borrows the positives of the next rows of the batch.
         """
         starts = self._starts[rows]
         counts = self._starts[rows + 1] - starts - 1
