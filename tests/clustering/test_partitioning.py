@@ -137,10 +137,11 @@ def test_clusters_per_dataset_never_mix_and_compete_for_dev_rows() -> None:
     assert by_topic(cut({"target": "dd"}, pool, per="dataset")) == {"d": 1.0}
 
 
-def test_the_source_of_a_cluster_is_its_dataset_if_it_has_one() -> None:
+def test_the_source_of_a_cluster_is_a_dataset_that_it_has_rows_of() -> None:
     found = cut({"target": "ab"})
     sources = {topics_of(found.mixture[name])[0]: source for name, source in found.sources.items()}
-    assert sources == {"a": "x", "b": None}
+    assert sources["a"] == "x"
+    assert all(found.rows[name][source] for name, source in found.sources.items())
 
 
 def test_a_second_call_neither_encodes_nor_clusters(monkeypatch: pytest.MonkeyPatch) -> None:

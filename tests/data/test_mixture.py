@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mixfluence.data.mixture import EXAMPLES, Mixture, without_overlap
+from mixfluence.data.mixture import EXAMPLES_SHOWN, Mixture, without_overlap
 from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
 from mixfluence.errors import DataError
 from tests.conftest import row_set
@@ -136,7 +136,7 @@ def test_refuse_names_dataset_and_examples_but_not_all_of_them(mixture: Mixture)
     many = Mixture({"many": asking(*(f"query {number}" for number in range(50)), "own")})
     with pytest.raises(DataError, match="many: 50 training rows") as caught:
         without_overlap(many, {"test": [f"query {number}" for number in range(50)]}, "refuse")
-    assert str(caught.value).count("'query") == EXAMPLES
+    assert str(caught.value).count("'query") == EXAMPLES_SHOWN
 
 
 def test_refuse_lets_a_clean_mixture_pass(mixture: Mixture) -> None:

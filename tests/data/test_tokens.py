@@ -107,7 +107,7 @@ def test_many_texts_of_many_chunks_keep_their_order(
     words = [[WORDS[i - 1] for i in ids] for ids in tokenised.queries.token_ids(tokenised.anchors)]
     assert words == [row.anchor.split() for row in ROWS]
     assert sum(done) == len(tokenised) == len(ROWS)
-    assert len(tokenised.documents) == len({text for row in ROWS for text in (row.positive, *row.negatives)})
+    assert len(tokenised.documents.lengths) == len({text for row in ROWS for text in (row.positive, *row.negatives)})
 
 
 def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.
 
     monkeypatch.setattr(model, "preprocess", counting)
     first = tokenise(row_set(*ROWS), Tokeniser(model), PROMPTS)
-    assert sum(asked) == len(first.queries) + len(first.documents)
+    assert sum(asked) == len(first.queries.lengths) + len(first.documents.lengths)
     times = {file: file.stat().st_mtime_ns for folder in folders() for file in folder.iterdir()}
     asked.clear()
     done: list[int] = []

@@ -51,11 +51,9 @@ class Partition:
         return shares
 
     @property
-    def sources(self) -> dict[str, str | None]:
-        """The dataset of each cluster of the mixture; None for a cluster of several datasets."""
-        return {
-            cluster: next(iter(rows)) if len(rows := self.rows[cluster]) == 1 else None for cluster in self.mixture
-        }
+    def sources(self) -> dict[str, str]:
+        """A dataset of each cluster of the mixture, for its prompts: those of a pool have the same."""
+        return {cluster: next(iter(self.rows[cluster])) for cluster in self.mixture}
 
 
 def partition(
@@ -73,10 +71,9 @@ def partition(
 ) -> Partition:
     """Cluster the training rows and weight each cluster by the dev rows that fall into it.
 
-    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. Targets are dev sets and
-    weigh the same. A small encoder is enough. Clusters of fewer than `least_rows` rows are merged with neighbours; use
-    the batch size. The other options are those of `CRISP`. With several processes, call it in the first one before the
-    others, which then read its cache.
+    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. A small encoder is enough.
+    Clusters of fewer than `least_rows` rows are merged with neighbours; use the batch size. Other options are those of
+    `CRISP`. With several processes, call it in the first one before the others.
     """
     # Its recipe section has the limits of these options.
     CRISP(levels=levels, branching=branching, per=per, texts=texts, smoothing=smoothing)
@@ -175,19 +172,16 @@ def _cast(rows: Dataset) -> Dataset:
 def _weights(parts: Sequence[_Clusters], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
     """Return the mean over targets of the smoothed histogram over the clusters of all parts."""
     sizes = np.concatenate([part.rows.sum(axis=1) for part in parts])
+    starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]
     prior = smoothing * sizes / sizes.sum()
     histograms = []
     for points in targets:
         counts = prior.copy()
         for _, chunk in points.chunks():
-            counts += np.bincount(_nearest(parts, chunk), minlength=len(sizes))
+            # The cluster of the part with the nearest leaf, numbered over all parts.
+            clusters, cosines = zip(*(part.assign(chunk) for part in parts), strict=True)
+            nearest = np.argmax(cosines, axis=0)
+            own = starts[nearest] + np.stack(clusters)[nearest, np.arange(len(chunk))]
+            counts += np.bincount(own, minlength=len(sizes))
         histograms.append(counts / counts.sum())
     return np.asarray(np.mean(histograms, axis=0))
-
-
-def _nearest(parts: Sequence[_Clusters], points: Matrix) -> NDArray[np.int64]:
-    """Return the cluster of each point, numbered over all parts: that of the part with the nearest leaf."""
-    starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]
-    clusters, cosines = zip(*(part.assign(points) for part in parts), strict=True)
-    nearest = np.argmax(cosines, axis=0)
-    return np.asarray(starts[nearest] + np.stack(clusters)[nearest, np.arange(len(points))])

@@ -81,7 +81,7 @@ class Embedder:
         for column, encoder in self._sides.items():
             numbers = {text: number for number, text in enumerate(dict.fromkeys(batch[column]))}
             places = np.array([numbers[text] for text in batch[column]], np.int64)
-            chunk.append((encoder.prepare(list(numbers), tokenise_unkept), places))
+            chunk.append((tokenise_unkept(list(numbers), encoder.side), places))
         return chunk
 
     @cached_property

@@ -33,8 +33,7 @@ class BeirSource(FileSource):
     """A folder in BEIR's layout.
 
     `per` makes one training row per query, with its highest-graded positive (the first of equals), or one per (query,
-    positive) pair. Positives have a grade above zero. Queries and positives without text are left out with a note. A
-    task has the whole corpus, with empty passages and grades of zero, and queries in the order of judgements.
+    positive) pair. Queries and positives without text are left out with a note; a task has the whole corpus.
     """
 
     format: Literal["beir"] = "beir"

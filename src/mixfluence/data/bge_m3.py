@@ -2,14 +2,13 @@
 
 The data is a tree of `<source>/<name>_len-<from>-<to>.jsonl`, plain or gzipped. A line has a query, positives
 (`pos`), negatives (`neg`) and perhaps teacher scores, and makes one row with its first positive. All files of a
-language are one dataset, so that sources are drawn in proportion to size. Rows of one source and length are a part of
-it, because batches of them need little padding.
+language are one dataset. Rows of one source and length are a part of it, because batches of them need little padding.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Literal, NamedTuple
 import yaml
 
 from mixfluence.data.pairs import RecordReader
-from mixfluence.data.rows import Row, RowSet, convert_once, count_difference, join
+from mixfluence.data.rows import RowSet, convert_once, count_difference, join
 from mixfluence.data.source import FileSource, read_records
 from mixfluence.errors import DataError
 
@@ -87,8 +86,5 @@ def _find_files(folder: Path, wanted: Iterable[str]) -> dict[LengthGroup, list[P
 
 
 def _read(files: list[Path]) -> RowSet:
-    def rows(notes: list[str]) -> Iterator[Row]:
-        for file in files:
-            yield from RecordReader(str(file), per="query").read([read_records(file)], notes)
-
-    return convert_once(files, {"format": "bge_m3"}, rows)
+    reader = RecordReader(str(files[0]), per="query")
+    return convert_once(files, {"format": "bge_m3"}, lambda notes: reader.read(map(read_records, files), notes))

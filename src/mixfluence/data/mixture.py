@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
@@ -12,9 +11,8 @@ from datasets import Dataset
 
 from mixfluence.data.pairs import RecordReader, records_of
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
+from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
-
-EXAMPLES = 5
 
 
 class Mixture(dict[str, RowSet]):
@@ -64,8 +62,7 @@ def _row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
     return convert_once([], options, lambda notes: RecordReader(name).read([records_of(name, dataset)], notes))
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(NamedTuple):
     """Rows of one training dataset whose anchor is a test query, up to case and spacing."""
 
     dataset: str
@@ -73,7 +70,7 @@ class Overlap:
     anchors: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = "; ".join(map(repr, self.anchors[:EXAMPLES]))
+        shown = "; ".join(map(repr, self.anchors[:EXAMPLES_SHOWN]))
         return f"{self.dataset}: {len(self.rows)} training rows have a test query as anchor ({shown})"
 
 

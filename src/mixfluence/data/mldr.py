@@ -23,8 +23,7 @@ from mixfluence.schema import short
 class MldrSource(FileSource):
     """One language of MLDR: rows for training and dev, and tasks with the language's whole corpus.
 
-    `path` contains `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`. A row
-    has a query's first positive and all its negatives.
+    `path` contains `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`.
     """
 
     format: Literal["mldr"] = "mldr"

@@ -3,8 +3,7 @@
 Without a column map the shape of a record determines what its texts mean:
 
 - `["anchor", "positive", "negative", ...]`, with or without negatives;
-- `{"set": [...]}` or `{"texts": [...]}`, texts of one meaning: each is paired with the next, so that n texts give
-  n - 1 rows; other columns are ignored;
+- `{"set": [...]}` or `{"texts": [...]}`, texts of one meaning: each is paired with the next;
 - `{"query", "pos", "neg"}` with one or many positives, optionally with `pos_scores` and `neg_scores`;
 - `{"context", "response"}`;
 - any other object by position, as in sentence-transformers: the first column is the anchor, the second the positive,
@@ -125,7 +124,7 @@ class Roles(NamedTuple):
 
 
 class RecordReader:
-    """Converts the records of one dataset to rows and counts what it leaves out; for the options see `PairsSource`."""
+    """Converts the records of one dataset to rows; for the options see `RecordsSource`."""
 
     def __init__(
         self, source: str, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None

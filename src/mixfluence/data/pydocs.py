@@ -54,8 +54,6 @@ class PydocsSource(SourceSection):
 
     def read_rows(self) -> RowSet:
         everything = _read_library(self.library)
-        if self.split == "all":
-            return everything
         rows = everything.rows.select(self._positions(everything))
         return RowSet(rows, fingerprint(rows))
 

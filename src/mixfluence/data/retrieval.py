@@ -38,10 +38,8 @@ class RetrievalSet:
     def __post_init__(self) -> None:
         sides = {"queries": (self.query_ids, self.queries), "passages": (self.doc_ids, self.docs)}
         for what, (ids, texts) in sides.items():
-            if not len(texts):
-                raise DataError(f"{self.name}: a retrieval task needs queries and passages, found no {what}")
-            if not len(texts) == len(ids) == len(set(ids)):
-                raise DataError(f"{self.name}: {len(texts)} {what} have {len(set(ids))} distinct ids")
+            if not 0 < len(texts) == len(ids) == len(set(ids)):
+                raise DataError(f"{self.name}: found {len(texts)} {what} with {len(set(ids))} distinct ids")
 
     @property
     def counts(self) -> dict[str, int]:

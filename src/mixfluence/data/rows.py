@@ -106,13 +106,15 @@ def convert_once(
 
     `read` opens no other files. It appends notes for the user to its argument, which later runs show again.
     """
+    from datasets import Dataset
+
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
 
     def build(folder: Path) -> None:
         notes: list[str] = []
         write_rows(read(notes), folder / "rows.arrow")
-        dataset = _open(folder / "rows.arrow")
+        dataset = Dataset.from_file(str(folder / "rows.arrow"))
         if len(dataset) == 0:
             raise DataError(f"{', '.join(map(str, files))}: contains no training rows")
         facts = {"fingerprint": fingerprint(dataset), "notes": notes}
@@ -120,7 +122,8 @@ def convert_once(
 
     def open_folder(folder: Path) -> RowSet:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        return RowSet(_open(folder / "rows.arrow"), facts["fingerprint"], tuple(facts["notes"]))
+        dataset = Dataset.from_file(str(folder / "rows.arrow"))
+        return RowSet(dataset, facts["fingerprint"], tuple(facts["notes"]))
 
     return cached("rows", key, open_folder, build)
 
@@ -133,12 +136,6 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     with path.open("wb") as sink, pa.ipc.new_stream(sink, arrow_schema()) as writer:
         while batch := list(islice(iterator, ROWS_PER_BATCH)):
             writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
-
-
-def _open(path: Path) -> Dataset:
-    from datasets import Dataset
-
-    return Dataset.from_file(str(path))
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:

@@ -112,10 +112,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines.
-
-    Tables need a header. Quotes group text in `.csv` and are ordinary characters in `.tsv`.
-    """
+    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines."""
     match path.name.removesuffix(".gz").rpartition(".")[2]:
         case "parquet":
             return _read_parquet(path)

@@ -11,11 +11,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -45,8 +45,7 @@ Chunk = TypeVar("Chunk")
 _shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
 
 
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """Instructions prepended to a dataset's queries and passages."""
 
     query: str = ""
@@ -58,8 +57,17 @@ class Tokeniser:
 
     def __init__(self, model: SentenceTransformer) -> None:
         self._model = model
-        definition = json.dumps(_tokenizer_definition(model), sort_keys=True)
-        self._definition = xxhash.xxh3_128_hexdigest(definition.encode())
+        tokenizer = model.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if hasattr(backend, "to_str"):
+            # With the truncation side but without lengths, which calls change.
+            own = {"padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}
+            definition = json.loads(backend.to_str()) | own
+        elif hasattr(tokenizer, "get_vocab"):
+            definition = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        else:
+            raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
+        self._definition = xxhash.xxh3_128_hexdigest(json.dumps(definition, sort_keys=True).encode())
         self._sides: dict[tuple[Task, str], Side] = {}
 
     def side(self, task: Task, prompt: str) -> Side:
@@ -116,18 +124,6 @@ class Side:
         pad_id = int(ids[0][padding][0]) if padding.any() else 0
         layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants)
         return layout, ids[mask.bool()].tolist()
-
-
-def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
-    """Return the fast tokenizer as JSON, with its truncation side but without lengths, which calls change."""
-    tokenizer = model.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        if not hasattr(tokenizer, "get_vocab"):
-            raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
-        return {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    definition: dict[str, Any] = json.loads(backend.to_str())
-    return {**definition, "padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}
 
 
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:

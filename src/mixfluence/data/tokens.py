@@ -25,11 +25,10 @@ Places = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """How one side of a model takes its token ids.
+    """How one side of a model takes its token ids: as a padded matrix with a mask, or as a flat sequence with offsets.
 
-    Padded is a matrix with an attention mask, as for transformers; otherwise texts are one flat sequence with offsets,
-    as for static embeddings. `zeros` are inputs of the matrix's shape that are zero for a single text (token types),
-    `constants` are the same for every batch (task, modality, length of the prompt).
+    `zeros` are further inputs of the matrix's shape that are zero for a single text (token types), `constants` are
+    the same for every batch (task, modality, length of the prompt).
     """
 
     padded: bool
@@ -74,9 +73,6 @@ class TokenTable:
         path, count = folder / f"{side}_ids.bin", int(starts[-1])
         ids = np.memmap(path, np.int32, "r", shape=(count,)).view(np.ndarray) if count else np.empty(0, np.int32)
         return cls(layout, starts, ids)
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -130,7 +126,6 @@ class TokenisedRows:
 
     @property
     def has_scores(self) -> bool:
-        """Whether any row has teacher scores."""
         return self._scores is not None
 
     @cached_property
@@ -140,12 +135,10 @@ class TokenisedRows:
 
     @cached_property
     def least_negatives(self) -> int:
-        """Negatives of the row that has fewest."""
         return int(np.diff(self._starts).min()) - 1
 
     @cached_property
     def most_negatives(self) -> int:
-        """Negatives of the row that has most."""
         return int(np.diff(self._starts).max()) - 1
 
     def candidates(self, rows: Positions, negatives: int) -> tuple[Places, NDArray[np.float32]]:
