@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mixfluence.data.mixture import EXAMPLES_SHOWN, Mixture, without_overlap
+from mixfluence.data.mixture import Mixture, without_overlap
 from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
+from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
 from tests.conftest import row_set
 

@@ -62,19 +62,19 @@ def find_beir_files(folder: Path, split: str, prefix: str = "") -> BeirFiles:
 
     If queries or corpus have splits too, those of the same split are taken, or else their only one.
     """
-    tables = []
+    found = []
     for table in (f"{prefix}corpus", f"{prefix}queries"):
         plain = [file for end in ("", ".gz") if (file := folder / f"{table}.jsonl{end}").is_file()]
         splits = {split: plain[:1]} if plain else _splits(folder / table)
         if split not in splits and len(splits) != 1:
-            found = ", ".join(sorted(splits)) or "none"
-            raise DataError(f"{folder}: expected {table}.jsonl or a folder {table} with one split, found: {found}")
-        tables.append(splits.get(split) or next(iter(splits.values())))
+            names = ", ".join(sorted(splits)) or "none"
+            raise DataError(f"{folder}: expected {table}.jsonl or a folder {table} with one split, found: {names}")
+        found.append(splits.get(split) or next(iter(splits.values())))
     places = [folder / place for place in (f"{prefix}qrels", "default", "data", f"../{folder.name}-qrels")]
     qrels = {name: files for place in reversed(places) for name, files in _splits(place).items()}
     if split not in qrels:
         raise DataError(f"{places[0]}: no split '{split}' ({split}.tsv), found: {', '.join(sorted(qrels)) or 'none'}")
-    return BeirFiles(*tables, qrels[split])
+    return BeirFiles(found[0], found[1], qrels[split])
 
 
 def _splits(folder: Path) -> dict[str, list[Path]]:

@@ -57,7 +57,7 @@ class BgeM3Source(FileSource):
         if not groups:
             raise DataError(f"{self.path}: expected files *_len-*.jsonl of {', '.join(wanted)} in it, found none")
         rows = join({f"{source} {start}-{end}": part for (source, start, end), part in groups.items()})
-        notes = []
+        notes: list[str] = []
         for name, source in wanted.items():
             own = [part for group, part in groups.items() if group[0] == name]
             notes += count_difference(name, "rows", sum(map(len, own)), source.lines)
