@@ -67,7 +67,7 @@ def test_the_vector_of_a_row_is_half_way_between_its_texts() -> None:
     for texts, vectors in expected.items():
         found = Embedder(encoder, texts).vectors(rows)
         assert found.dtype == np.float16
-        assert isinstance(found, np.memmap)
+        assert isinstance(found.base, np.memmap)
         np.testing.assert_allclose(found[:, :3], vectors, rtol=0, atol=HALF)
 
 

@@ -21,6 +21,7 @@ from mixfluence.clustering.tree import Nodes, Tree, grow, merge
 from mixfluence.data.cache import cached
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet, Subset, arrow_schema, join
+from mixfluence.data.tokens import open_array
 from mixfluence.errors import RecipeError
 from mixfluence.strategies.crisp import CRISP
 
@@ -158,7 +159,7 @@ def _cluster(
     def open_folder(folder: Path) -> tuple[Tree, Nodes]:
         with np.load(folder / "tree.npz", allow_pickle=False) as arrays:
             tree = Tree(arrays["centroids"], arrays["parents"], arrays["first"], int(arrays["branching"]))
-        return tree, np.load(folder / "leaves.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        return tree, open_array(folder / "leaves.npy")
 
     return cached("clusters", key, open_folder, build)
 

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.data.cache import cached
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenize import Task, Tokeniser, in_parallel, tokenise_unkept
-from mixfluence.data.tokens import TokenTable
+from mixfluence.data.tokens import TokenTable, open_array
 from mixfluence.embedding import TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
 
@@ -69,11 +69,7 @@ class Embedder:
                     file[start : start + ROWS_PER_CHUNK] = _encode(chunk, list(self._sides.values()))
             file.flush()
 
-        def open_folder(folder: Path) -> NDArray[np.float16]:
-            vectors: NDArray[np.float16] = np.load(folder / FILE, mmap_mode="r", allow_pickle=False)
-            return vectors
-
-        return cached("embeddings", self.key(rows), open_folder, build)
+        return cached("embeddings", self.key(rows), lambda folder: open_array(folder / FILE), build)
 
     def _prepare(self, rows: RowSet, start: int) -> Chunk:
         batch = rows.rows.select_columns(list(self._sides))[start : start + ROWS_PER_CHUNK]

@@ -68,7 +68,7 @@ class TokenTable:
     @classmethod
     def open(cls, folder: Path, side: str, layout: TokenLayout) -> TokenTable:
         """Map the files that `write_tables` has written."""
-        starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
+        starts: NDArray[np.int64] = open_array(folder / f"{side}_starts.npy")
         # numpy cannot map an empty file, and empty texts have no tokens on a static model.
         path, count = folder / f"{side}_ids.bin", int(starts[-1])
         ids = np.memmap(path, np.int32, "r", shape=(count,)).view(np.ndarray) if count else np.empty(0, np.int32)
@@ -108,14 +108,14 @@ class TokenisedRows:
         facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.queries = TokenTable.open(folder, "query", TokenLayout(**facts["query"]))
         self.documents = TokenTable.open(folder, "document", TokenLayout(**facts["document"]))
-        self.anchors: Places = _open(folder / "anchors.npy")
-        self._passages: Places = _open(folder / "passages.npy")
-        self._starts: Positions = _open(folder / "passage_starts.npy")
+        self.anchors: Places = open_array(folder / "anchors.npy")
+        self._passages: Places = open_array(folder / "passages.npy")
+        self._starts: Positions = open_array(folder / "passage_starts.npy")
         # By row, not by distinct text: one lookup per text of a batch instead of two, each a cache miss.
-        self._anchor_keys: NDArray[np.uint64] = _open(folder / "anchor_keys.npy")
-        self._passage_keys: NDArray[np.uint64] = _open(folder / "passage_keys.npy")
+        self._anchor_keys: NDArray[np.uint64] = open_array(folder / "anchor_keys.npy")
+        self._passage_keys: NDArray[np.uint64] = open_array(folder / "passage_keys.npy")
         scores = folder / "scores.npy"
-        self._scores: NDArray[np.float32] | None = _open(scores) if scores.exists() else None
+        self._scores: NDArray[np.float32] | None = open_array(scores) if scores.exists() else None
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -192,6 +192,6 @@ class SelectedRows(TokenisedRows):
         return SelectedRows, self._selection
 
 
-def _open(path: Path) -> Any:
-    # As a plain array: slicing numpy's memmap class is several times slower.
+def open_array(path: Path) -> Any:
+    """Map an array, as a plain one: slicing numpy's memmap class is several times slower."""
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
