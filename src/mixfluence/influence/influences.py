@@ -46,6 +46,10 @@ class Influences:
         """Return the influence of every probed dataset on every target."""
         return np.stack([gain.mean(axis=1) for gain in self.gains], axis=1)
 
+    def errors(self) -> Array:
+        """Return the standard error of each influence on each target, as a distance from the mean over datasets."""
+        return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
+
     def spread(self, how: Aggregate) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
         return float(self.combine(how)[0].std()) if len(self.probed) > 1 else 0.0
@@ -68,7 +72,7 @@ class Influences:
     def _combine(self, how: Aggregate) -> tuple[Array, Array]:
         scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
         gains = self.on_targets() / scale
-        errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
+        errors = self.errors() / scale
         if how == "worst":
             rows, worst = np.arange(len(gains)), gains.argmin(axis=1)
             return gains[rows, worst], errors[rows, worst]

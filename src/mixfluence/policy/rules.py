@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from mixfluence.schema import Fraction, Positive, Section
 
 
 class Rule(Section):
-    """Moves logits by rewards. Add one by a subclass and a line in `RULES`."""
+    """Moves logits by rewards. Add one by a subclass and a line in `RULES`, in `policy/__init__.py`."""
 
+    # Whether rewards have a column per target; otherwise targets are combined into one number before.
+    by_target: ClassVar[bool] = False
     name: str = ""
 
     def start(self, logits: Vector) -> None:
@@ -154,20 +156,13 @@ class Anchored(Rule):
         total[probed] = kept * total[probed] + reward.trust * reward.standardised()
         weight[probed] = kept * weight[probed] + reward.trust
         moved = logits.copy()
-        mean = total[probed] / (_START_WEIGHT + weight[probed])
+        mean = total[probed] / (START_WEIGHT + weight[probed])
         moved[probed] = self._start[probed] + self.reach * reward.gate * mean
         return moved
 
 
-# Weight of the start in `Anchored`, in fully trusted rounds.
-_START_WEIGHT = 0.25
-# Names as recipes spell them.
-RULES: dict[str, type[Rule]] = {
-    "gradient": PolicyGradient,
-    "mirror": Mirror,
-    "matching": Matching,
-    "anchored": Anchored,
-}
+# Weight of the start in a running mean of rounds, in fully trusted rounds.
+START_WEIGHT = 0.25
 
 
 class Adam:

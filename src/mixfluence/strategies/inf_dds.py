@@ -108,9 +108,11 @@ class InfDDS(LogitStrategy):
         if len(influences.probed) < 2:
             return {}
         values, errors = influences.combine(self.probe.aggregate)
-        reward = self._evidence.judge(influences.probed, values, errors)
+        judged = (influences.on_targets(), influences.errors()) if self.rule.by_target else (values, errors)
+        reward = self._evidence.judge(influences.probed, *judged)
         self._logits = self.rule.move(self._logits, reward)
-        facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": reward.trust.tolist()}
+        trust = reward.trust.mean(axis=1) if self.rule.by_target else reward.trust
+        facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": trust.tolist()}
         return {**facts, "gate": reward.gate}
 
     def state_dict(self) -> dict[str, Any]:

@@ -261,12 +261,13 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
     def by_name(values: list[Any]) -> dict[str, Any]:
         return dict(zip(probed, values, strict=True))
 
-    on_targets = influences.on_targets().T.tolist()
+    on_targets, errors = influences.on_targets().T.tolist(), influences.errors().T.tolist()
     # JSON has no NaN.
     dev = [value if math.isfinite(value) else None for value in influences.base.tolist()]
     return {
         **{name: by_name(value) if isinstance(value, list) else value for name, value in facts.items()},
         "on_targets": {target: by_name(values) for target, values in zip(targets, on_targets, strict=True)},
+        "target_errors": {target: by_name(values) for target, values in zip(targets, errors, strict=True)},
         "dev": dict(zip(targets, dev, strict=True)),
         "rows": {target: gains.shape[1] for target, gains in zip(targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],
