@@ -89,9 +89,9 @@ def shown(plan: Plan) -> str:
         (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format(', lookahead: true')}", 100 + 9 * (3 * 2.5 + 0.5), 4),
         (f"name: doge, {ALIGNMENT.format('')}", 100 + 9 * 4.5 + 100, 1),
         (f"name: doge, rounds: 2, proxy_steps: 20, {ALIGNMENT.format('')}", 2 * (20 + 4.5) + 100, 1),
-        ("name: doremi", 100 + 400 / 3 + 100, 1),
-        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 40 + 100, 1),
-        ("name: tdro", 100 + 400 / 3 + 100, 1),
+        ("name: doremi", 100 + 500 / 3 + 100, 1),
+        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 50 + 100, 1),
+        ("name: tdro", 100 + 500 / 3 + 100, 1),
         # Sweeps from 10, 30, 50 and 70 with four dev evaluations, and one from 90 whose last would come at 102.
         (
             "name: aioli, update_every: 20, warmup_steps: 10, freeze_below: 0.0, probe: {dev_batch_size: 64}",

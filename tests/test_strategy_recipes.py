@@ -74,7 +74,8 @@ PAPER = {
         ),
         (
             "paper-mldr",
-            {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": None},
+            {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": None}
+            | {"rule": PolicyGradient(step=0.2, optimizer="adam")},
             {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"},
         ),
     ],

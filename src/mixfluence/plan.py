@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
-# A stage trained against a reference model: one more forward pass, and the reference's parameters.
-AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
+# A stage trained against a reference model: a forward pass of both without dropout, and the reference's parameters.
+AGAINST_COST, AGAINST_MEMORY = 1 + 2 * FORWARD, 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000

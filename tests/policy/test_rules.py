@@ -384,11 +384,12 @@ def test_subsets_lead_uphill_where_probabilities_are_those_of_the_sizes(values: 
     assert cosine(full, averaged) > 0
 
 
-def test_adam_is_torchs() -> None:
-    rule, logits = PolicyGradient(step=0.1), START
+@pytest.mark.parametrize("betas", [[0.9, 0.999], [0.0, 0.9]])
+def test_adam_is_torchs(betas: list[float]) -> None:
+    rule, logits = PolicyGradient(step=0.1, betas=betas), START
     rule.start(START)
     theirs = torch.tensor(START, requires_grad=True)
-    optimizer = torch.optim.Adam([theirs], lr=0.1, betas=(0.9, 0.999), eps=1e-12, maximize=True)
+    optimizer = torch.optim.Adam([theirs], lr=0.1, betas=(betas[0], betas[1]), eps=1e-12, maximize=True)
     rng = np.random.default_rng(0)
     for _ in range(60):
         values = rng.normal(0.3, 1, 7)

@@ -60,7 +60,8 @@ class Prober:
             tensors = [*self._parameters, *self._learner.modules.buffers()]
             snapshot = Snapshot(tensors, optimizer if inherited else None, on_cpu=self._probe.snapshot == "cpu")
             start = snapshot.tensors[: len(self._parameters)]
-            follow = Displacement(self._parameters, start, reptile.weights, spread) if reptile else None
+            tau = spread if reptile is None or isinstance(reptile.tau, str) else reptile.tau
+            follow = Displacement(self._parameters, start, reptile.weights, tau) if reptile else None
             extra = snapshot.bytes + (follow.bytes if follow else 0)
             self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
             before = self._agreed(self._evaluate(dev))

@@ -87,12 +87,14 @@ class Reptile(Section):
     Attributes:
         rate: `relative`: the learning rate divided by its maximum; `literal`: the learning rate itself, as the paper
             prints it, which at 2e-5 moves no weight by more than rounding does; or a constant.
-        weights: `softmax` of the influence in units of the previous round's spread; or `sum`, as in the paper's
-            Algorithm 1: the influence divided by the sum of influences, negative ones counting as zero.
+        weights: `softmax` of the influence divided by `tau`; or `sum`, as in the paper's Algorithm 1: the influence
+            divided by the sum of influences, negative ones counting as zero.
+        tau: Temperature of the softmax: a number, or `spread`, the standard deviation of the previous round.
     """
 
     rate: Annotated[str | float, word_or_positive("relative", "literal")] = "relative"
     weights: Literal["softmax", "sum"] = "softmax"
+    tau: Annotated[str | float, word_or_positive("spread")] = "spread"
 
     def alpha(self, learning_rate: float, relative_rate: float) -> float:
         """Return the part of the mean displacement that the model takes."""

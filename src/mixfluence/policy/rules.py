@@ -7,7 +7,7 @@ constant to every influence changes nothing.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -54,15 +54,17 @@ class PolicyGradient(Rule):
         step: Step size. The paper gives none; 0.02 with Adam suits its 139 updates, a short run needs more.
         optimizer: Adam, whose step does not depend on the scale of influences and hardly on their trust, or plain
             gradient ascent.
+        betas: Decay of Adam's two moments.
     """
 
     name: Literal["gradient"] = "gradient"
     step: Positive = 0.02
     optimizer: Literal["adam", "sgd"] = "adam"
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
 
     def start(self, logits: Vector) -> None:
         """Reset Adam's moments."""
-        self._adam = Adam(len(logits))
+        self._adam = Adam(len(logits), self.betas)
         self._state = self._adam.state
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
@@ -168,9 +170,10 @@ START_WEIGHT = 0.25
 class Adam:
     """Adam for a few numbers, of which only some are measured at a time; the others keep their moments and counts."""
 
-    _decay, _decay_squares, _epsilon = 0.9, 0.999, 1e-12
+    _epsilon = 1e-12
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, betas: Sequence[float] = (0.9, 0.999)) -> None:
+        self._decay, self._decay_squares = betas
         self.state = {name: np.zeros(size) for name in ("count", "mean", "square")}
 
     def direction(self, gradient: Vector, measured: NDArray[np.int64]) -> Vector:

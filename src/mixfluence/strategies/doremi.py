@@ -19,7 +19,7 @@ class DoReMi(GroupDRO):
     the losses of the datasets differ in scale. A reference that has memorised a tiny dataset makes it look hard
     forever, so train it no longer than the proxy.
 
-    Cost with a reference and a proxy as long as the final run: 3 1/3 training steps per step of the final run.
+    Cost with a reference and a proxy as long as the final run: 3 2/3 training steps per step of the final run.
     Memory: 1 parameter size.
 
     Attributes:

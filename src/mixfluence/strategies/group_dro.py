@@ -32,8 +32,8 @@ class GroupDRO(Strategy):
     this does not change the expectation, since alpha is normalised, but without it a dataset would rise by being
     drawn more often than others.
 
-    Cost of a proxy step: 4/3 training steps, as the reference takes one forward pass. Memory: the reference, one
-    parameter size. The reference and the final model are runs of their own.
+    Cost of a proxy step: 5/3 training steps, as both models take a forward pass without dropout. Memory: the
+    reference, one parameter size. The reference and the final model are runs of their own.
 
     Attributes:
         init: The distribution of the reference run.

@@ -28,7 +28,7 @@ class TDRO(GroupDRO):
     datasets differ, so reference losses are not divided; and a score clipped alone would always be 1, so the norm is
     that of the last scores of all datasets.
 
-    Cost with a reference and a proxy as long as the final run: 3 1/3 training steps per step of the final run.
+    Cost with a reference and a proxy as long as the final run: 3 2/3 training steps per step of the final run.
     Memory: 1 parameter size.
 
     Attributes:

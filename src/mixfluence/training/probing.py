@@ -181,11 +181,11 @@ class ProbeRunner:
         """Refuse a dev set that the metric cannot be computed on."""
         if len(rows) < 2:
             raise DataError(f"{name}: a dev set needs at least two rows that share neither query nor positive")
-        scores = self._dev_rows.batch(number, rows).scores
+        batch = self._dev_rows.batch(number, rows)
         if self._metric.score is not None:
-            # Called for its error only: some metrics need a teacher's scores.
-            passages = torch.zeros(2, 1 if scores is None else scores.shape[1], 1)
-            labels = None if scores is None else torch.from_numpy(scores)
+            # Called for its error only: some metrics need a teacher's scores or hard negatives.
+            passages = torch.zeros(2, len(batch.columns) - 1, 1)
+            labels = None if batch.scores is None else torch.from_numpy(batch.scores)
             self._metric.score(torch.zeros(2, 1), passages, DevBatch(name, [Piece([], labels)]))
 
     def _now(self) -> float:
