@@ -109,4 +109,4 @@ def _signal_share(contrasts: Vector, errors: Vector) -> Vector:
     """Return the share of each contrast that is signal: var(signal) / (var(signal) + error^2), in each column."""
     noise = errors**2
     signal = np.maximum(0.0, np.mean(contrasts**2, axis=0) - noise.mean(axis=0))
-    return np.divide(signal, signal + noise, out=np.zeros_like(contrasts), where=signal > 0)
+    return np.asarray(np.divide(signal, signal + noise, out=np.zeros_like(contrasts), where=signal > 0))

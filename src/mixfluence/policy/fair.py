@@ -59,7 +59,7 @@ class Fair(Rule):
         total[reward.probed] += reward.trust * values
         weight[reward.probed] += reward.trust
         if not reward.gate:
-            return self._start.copy()
+            return np.array(self._start)
         return fair_mixture(self._start, np.maximum(total / (START_WEIGHT + weight), 0.0), self.pull / reward.gate)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

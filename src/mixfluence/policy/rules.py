@@ -60,7 +60,7 @@ class PolicyGradient(Rule):
     name: Literal["gradient"] = "gradient"
     step: Positive = 0.02
     optimizer: Literal["adam", "sgd"] = "adam"
-    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2, default=[0.9, 0.999])]
 
     def start(self, logits: Vector) -> None:
         """Reset Adam's moments."""

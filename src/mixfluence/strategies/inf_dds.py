@@ -35,8 +35,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # One process probes a dataset: four rows per step, and no negatives from other processes.
     "paper-mldr": _PAPER
     | {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": "off"}
-    # A dataset is measured in 14 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as large:
-    # with 0.02 English could not fall below half of the batches, and the paper says that it drops substantially.
+    # A dataset is measured in 14 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as
+    # large: with 0.02 English could not fall below half of the batches, and the paper says that it drops substantially.
     | {"rule": {"name": "gradient", "step": 0.2, "optimizer": "adam"}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
 }
