@@ -382,3 +382,11 @@ def test_two_real_processes_do_what_is_planned_for_two(recipe_path: Path) -> Non
         assert dataset.epochs == pytest.approx(
             dataset.share * plan.recipe.training.steps * facts["batch_size"] / facts["rows"]
         )
+
+
+@pytest.mark.parametrize("budget", [0.25, 0.5])
+def test_a_plan_keeps_to_the_budget(tmp_path: Path, budget: float) -> None:
+    free = planned(tmp_path, "strategy={name: inf-dds, update_every: 1}")
+    held = planned(tmp_path, f"strategy={{name: inf-dds, update_every: 1, budget: {budget}}}")
+    assert free.times_static > 1 + budget
+    assert 1 + budget / 2 < held.times_static <= 1 + budget

@@ -187,14 +187,16 @@ def _plan_stage(
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
     update_cost, possible = dev * FORWARD, strategy.candidates()
-    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
     if len(possible):
         measured = min(probing.subset or len(possible), len(possible))
         sharing = 1 if method.alone else processes
         sizes = np.array(list(train.values()))[possible]
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
         update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
-        memory += method.memory(probing.reptile) if updates else 0.0
+    strategy.space_rounds(update_cost, stage.steps)
+    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    if len(possible) and updates:
+        memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
     dev_rows = method.dev_batch_size
     return StagePlan(stage.name, stage.steps, step_cost, len(updates), first, update_cost, dev_rows, memory)

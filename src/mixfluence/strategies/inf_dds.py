@@ -36,7 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-mldr": _PAPER
     | {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": "off"}
     # A dataset is measured in 14 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as
-    # large: with 0.02 English could not fall below half of the batches, and the paper says that it drops substantially.
+    # large: with 0.02 English could not fall below half of the batches, but the paper says that it drops a lot.
     | {"rule": {"name": "gradient", "step": 0.2, "optimizer": "adam"}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
 }

@@ -99,6 +99,7 @@ class ProbeRunner:
         self._learner = TrainerLearner(self._trainer, alone=self._probe.alone)
         if self._probe.needs_moments:
             refuse_without_moments(self._learner.optimizer)
+        self._strategy.space_rounds(self._round_cost(), self._trainer.state.max_steps)
         self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
 
     def update(self) -> dict[str, Any]:
@@ -159,6 +160,15 @@ class ProbeRunner:
             RowStream(len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(self._seed, use, number))
             for number, (name, rows) in enumerate(datasets.items())
         ]
+
+    def _round_cost(self) -> float:
+        """Return the cost of a round in training steps."""
+        args, probing, possible = self._trainer.args, self._probing, self._strategy.candidates()
+        rows_per_step = args.train_batch_size * args.gradient_accumulation_steps
+        batch = float(np.array(self._batch_sizes)[possible].mean()) / self._world if len(possible) else 0.0
+        dev = sum(self._dev_sizes.values()) / rows_per_step
+        measured = min(probing.subset or len(possible), len(possible))
+        return self._probe.round_cost(measured, batch / rows_per_step, probing.steps, dev, args.world_size)
 
     def _choose(self) -> list[int]:
         """Return the datasets to probe: all candidates, or a random subset if the strategy wants fewer."""
