@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from mixfluence.policy.bounds import Vector, softmax
 from mixfluence.policy.evidence import Reward
@@ -59,12 +58,10 @@ class PolicyGradient(Rule):
     optimizer: Literal["adam", "sgd"] = "adam"
 
     def start(self, logits: Vector) -> None:
-        """Reset Adam's moments."""
         self._adam = Adam(len(logits))
         self._state = self._adam.state
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Take one step uphill."""
         believed = reward.gate * reward.trust * reward.contrasts
         if not believed.any():
             return logits
@@ -77,58 +74,11 @@ class PolicyGradient(Rule):
         return moved
 
 
-class Mirror(Rule):
-    """Add the standardised influence to the logit: an exponentiated-gradient step of fixed size.
-
-    Rewards add up without bound, so a dataset that is slightly better in every round ends with all the probability.
-    It leaves a bad start faster than `Anchored`, and noise misleads it more easily.
-
-    Attributes:
-        step: Change of a logit per standard deviation of influence.
-    """
-
-    name: Literal["mirror"] = "mirror"
-    step: Positive = 0.3
-
-    def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Add the rewards."""
-        moved = logits.copy()
-        moved[reward.probed] += self.step * reward.gate * reward.trust * reward.standardised()
-        return moved
-
-
-class Matching(Rule):
-    """Move the probabilities towards the shares of the positive rewards, as MultiDDS does with its own.
-
-    Rewards are relative to their mean: with raw ones, what all datasets have in common would pull towards uniform.
-    The total probability of the measured datasets does not change.
-
-    Attributes:
-        step: Part of the way to go at each update, between 0 and 1.
-    """
-
-    name: Literal["matching"] = "matching"
-    step: Annotated[float, Field(gt=0, lt=1)] = 0.1
-
-    def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Go part of the way to the shares of the rewards."""
-        positive = np.maximum(reward.trust * reward.contrasts, 0.0)
-        if not reward.gate or not positive.any():
-            return logits
-        before = logits[reward.probed]
-        step = self.step * reward.gate * float(reward.trust.mean())
-        with np.errstate(divide="ignore"):
-            target = np.log(positive / positive.sum()) + np.logaddexp.reduce(before)
-            moved = logits.copy()
-            moved[reward.probed] = np.logaddexp(np.log1p(-step) + before, np.log(step) + target)
-        return moved
-
-
 class Anchored(Rule):
     """Keep the logits at the start plus a multiple of the running mean of standardised influence.
 
     A round counts by its trust, so a noisy one changes little. While the gate is closed the logits stay at the start,
-    and they never move further than 2 x `reach` from it. Prefer `Mirror` when the start is known to be far off.
+    and they never move further than 2 x `reach` from it.
 
     Attributes:
         reach: Change of a logit per standard deviation of mean influence.
@@ -140,12 +90,10 @@ class Anchored(Rule):
     memory: Fraction = 0.9
 
     def start(self, logits: Vector) -> None:
-        """Remember the initial logits and forget all rounds."""
         self._start = logits.copy()
         self._state = {"total": np.zeros_like(logits), "weight": np.zeros_like(logits)}
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Update the means and go to the start plus `reach` times them."""
         if not reward.trust.any():
             return logits
         probed, total, weight = reward.probed, *self._state.values()
@@ -164,8 +112,6 @@ _START_WEIGHT = 0.25
 # Names as recipes spell them.
 RULES: dict[str, type[Rule]] = {
     "gradient": PolicyGradient,
-    "mirror": Mirror,
-    "matching": Matching,
     "anchored": Anchored,
 }
 

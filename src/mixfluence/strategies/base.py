@@ -185,7 +185,6 @@ class LogitStrategy(Strategy):
         return lift(softmax(self._logits), self.floor)
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
         return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
 
     def candidates(self) -> NDArray[np.int64]:
