@@ -86,7 +86,6 @@ def shown(plan: Plan) -> str:
         # At steps 89 and 90: after them the learning rate is below a tenth.
         (f"name: inf-dds, update_every: 1, warmup_steps: 89, {PROBE.format('')}", 100 + 2 * 8, 3),
         (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format('')}", 100 + 9 * (3 + 1.5), 1),
-        (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format(', lookahead: true')}", 100 + 9 * (3 * 2.5 + 0.5), 4),
         (f"name: doge, {ALIGNMENT.format('')}", 100 + 9 * 4.5 + 100, 1),
         (f"name: doge, rounds: 2, proxy_steps: 20, {ALIGNMENT.format('')}", 2 * (20 + 4.5) + 100, 1),
         ("name: doremi", 100 + 500 / 3 + 100, 1),
@@ -324,7 +323,7 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
     [
         "name: inf-dds, update_every: 3, warmup_steps: 2, inner_steps: 2",
         "name: inf-dds, update_every: 1, warmup_steps: 0, subset: 2, reptile: relative, freeze_below: 0.5",
-        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {lookahead: true}",
+        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {preconditioned: true}",
         "name: multidds, update_every: 4, warmup_steps: 12",
         "name: aioli, update_every: 7, warmup_steps: 2, block_steps: 2",
         "name: doge, update_every: 2",

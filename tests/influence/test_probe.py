@@ -41,7 +41,7 @@ from mixfluence.influence import (
 from mixfluence.influence import soft_ndcg_metric as soft_ndcg
 
 State = Literal["inherited", "momentum-free"]
-Rate = Literal["current", "floored"] | float
+Rate = Literal["current"] | float
 Columns = list[dict[str, Any]]
 GREATEST = 0.01
 
@@ -224,7 +224,7 @@ def measure(
 
 @either_state
 @pytest.mark.parametrize("snapshot", ["device", "cpu"])
-@pytest.mark.parametrize("learning_rate", ["current", "floored", 0.05])
+@pytest.mark.parametrize("learning_rate", ["current", 0.05])
 def test_a_round_leaves_everything_as_it_was(
     learner: SmallLearner, state: State, snapshot: Literal["device", "cpu"], learning_rate: Rate
 ) -> None:
@@ -391,9 +391,7 @@ def test_a_model_that_is_nan_already_gives_no_influence(static: SmallLearner) ->
 
 
 @either_state
-@pytest.mark.parametrize(
-    ("learning_rate", "expected"), [("current", GREATEST / 4), ("floored", GREATEST / 2), (0.05, 0.05)]
-)
+@pytest.mark.parametrize(("learning_rate", "expected"), [("current", GREATEST / 4), (0.05, 0.05)])
 def test_probes_step_at_the_learning_rate_that_was_asked_for(
     static: SmallLearner, state: State, learning_rate: Rate, expected: float
 ) -> None:
@@ -409,13 +407,6 @@ def test_a_schedule_that_never_rises_is_at_no_part_of_its_greatest_rate(static: 
         assert relative_rate(static.optimizer) == expected
     del static.optimizer.param_groups[0]["initial_lr"]
     assert relative_rate(static.optimizer) == 1
-
-
-def test_a_floor_does_not_lower_the_learning_rate(static: SmallLearner) -> None:
-    static.optimizer.param_groups[0]["lr"] = 0.9 * GREATEST
-    static.used.clear()
-    measure(static, learning_rate="floored")
-    assert static.used == pytest.approx([0.9 * GREATEST] * 6)
 
 
 def moved_by(learner: SmallLearner, dataset: int, seed: int = 5) -> list[Tensor]:

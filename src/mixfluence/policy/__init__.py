@@ -23,16 +23,12 @@ from mixfluence.policy.initial import WeightsFile as WeightsFile
 from mixfluence.policy.initial import temperature_label as temperature_label
 from mixfluence.policy.rules import Adam as Adam
 from mixfluence.policy.rules import Anchored as Anchored
-from mixfluence.policy.rules import Matching as Matching
-from mixfluence.policy.rules import Mirror as Mirror
 from mixfluence.policy.rules import PolicyGradient as PolicyGradient
 from mixfluence.policy.rules import Rule as Rule
 
 # Names as recipes spell them.
 RULES: dict[str, type[Rule]] = {
     "gradient": PolicyGradient,
-    "mirror": Mirror,
-    "matching": Matching,
     "anchored": Anchored,
     "fair": Fair,
 }

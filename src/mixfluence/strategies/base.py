@@ -202,7 +202,6 @@ class LogitStrategy(Strategy):
         self._rounds_at = growing_intervals(max(1, self.warmup_steps), steps, allowed, least=self.update_every)
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether an update is due after the warm-up, at a useful learning rate."""
         if self.budget is not None:
             on_time = step in self._rounds_at
         else:

@@ -61,9 +61,7 @@ class InfDDS(LogitStrategy):
 
     Attributes:
         preset: Fills in the paper's settings for keys that are not given.
-        init: The initial distribution.
         update_every: Steps between updates, K of the paper.
-        warmup_steps: Steps before the first update.
         inner_steps: Steps of a probe, l of the paper.
         subset: Probe this many datasets, drawn anew each time, instead of all.
         probe: How datasets are probed and measured.
@@ -71,8 +69,6 @@ class InfDDS(LogitStrategy):
         reptile: Let the model follow its probes; None (`off`) to roll back exactly.
         shrink: Shrink influences by their standard errors.
         gate: Move little while successive rounds do not agree.
-        freeze_below: No update while the learning rate is below this part of its maximum.
-        floor: Least probability of any dataset.
     """
 
     title = "Inf-DDS"

@@ -26,7 +26,6 @@ from mixfluence.influence import (
     Influences,
     Meter,
     Piece,
-    refuse_without_moments,
     relative_rate,
     resolve_metric,
 )
@@ -97,8 +96,6 @@ class ProbeRunner:
     def start(self) -> None:
         """Prepare for the first round, once the trainer has its optimizer; refuse one that probes cannot work with."""
         self._learner = TrainerLearner(self._trainer, alone=self._probe.alone)
-        if self._probe.needs_moments:
-            refuse_without_moments(self._learner.optimizer)
         self._strategy.space_rounds(self._round_cost(), self._trainer.state.max_steps)
         self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
 
