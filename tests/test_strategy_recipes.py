@@ -284,7 +284,7 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
         ),
         (
             "\n  name: inf-dds\n  rule: {name: gradient, memory: 0.5}",
-            r"recipe.yaml:11: strategy\.rule: unknown key 'memory'; known are name, step, optimizer$",
+            r"recipe.yaml:11: strategy\.rule: unknown key 'memory'; known are name, step, optimizer, betas$",
         ),
         (
             "\n  name: inf-dds\n  rule:\n    name: anchored\n    memory: 1",
