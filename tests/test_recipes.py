@@ -150,7 +150,11 @@ def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
         ("steps: 10", "steps: 0", r"recipe.yaml:7: training\.steps: .*0"),
         ("  steps: 10\n", "", r"recipe.yaml:6: training\.steps: this key is missing"),
         ("model: {name: wordllama}\n", "", r"recipe.yaml:1: model: "),
-        ("format: pydocs", "format: pydoc", r"recipe.yaml:4: train\.numpy\.format: expected one of .*found 'pydoc'"),
+        (
+            "format: pydocs",
+            "format: pydoc",
+            r"yaml:4: train\.numpy\.format and 1 more: expected one of .*found 'pydoc'",
+        ),
         ("library:", "librari:", r"recipe.yaml:3: defaults: .*'librari'.*'library'"),
         ("[numpy, scipy]", "[numpy, numpy]", r"recipe.yaml:4: train: .*'numpy'"),
         ("[numpy, scipy]", "[]", r"recipe.yaml:4: train: "),
@@ -170,7 +174,35 @@ def test_a_wrong_recipe_names_the_place(tmp_path: Path, old: str, new: str, mess
     assert old in SMALL
     with pytest.raises(RecipeError, match=message) as caught:
         load_recipe(write(tmp_path, SMALL.replace(old, new)))
-    assert "\n" not in str(caught.value)
+    # A misspelt key that must be given is also missing, and one format stands for three sources.
+    assert str(caught.value).count("\n") == sum(word in new for word in ("stepz", "pydoc"))
+
+
+def test_all_errors_are_listed_with_their_lines(tmp_path: Path) -> None:
+    wrong = SMALL.replace("steps: 10", "stepz: 10").replace("batch_size: 4", "batch_size: 0\n  temperatur: 1")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, wrong.replace("wordllama", "3") + "strategy: {name: inf-dds, update_evry: 5}\n"))
+    places = [line.removeprefix(f"{tmp_path}/recipe.yaml:").split(": ")[:2] for line in str(caught.value).split("\n")]
+    assert [(int(line), key) for line, key in places] == [
+        (2, "model.name"),
+        (6, "training.steps"),
+        (7, "training"),
+        (8, "training.batch_size"),
+        (9, "training"),
+        (10, "strategy"),
+    ]
+
+
+def test_all_contradictions_are_listed_with_their_lines(tmp_path: Path) -> None:
+    text = SMALL.replace("[pandas]", "{numpy: {query_prompt: q}}") + "selection: {every: 3}\n"
+    places = r"(?s):5: dev\.numpy: .*:6: training\.save_every: .*:9: selection\.every: "
+    with pytest.raises(RecipeError, match=places):
+        load_recipe(write(tmp_path, text), ["training.save_every=2"])
+
+
+def test_a_key_of_a_section_is_found_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"unknown key 'steps'; did you mean 'training\.steps'\?"):
+        load_recipe(write(tmp_path, SMALL), ["steps=10"])
 
 
 @pytest.mark.parametrize("override", ["training.steps", "=3", "train.numpy.split=all", "training.steps=[1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -115,22 +116,26 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.strategy.check(self)
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        try:
+            self.strategy.check(self)
+        except ValueError as error:
+            yield str(error)
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
-                raise ValueError(f"dev.{name}: its prompts differ from those of train.{name}")
-        if self.selection is not None:
-            self._check_selection(self.selection)
-        return self
-
-    def _check_selection(self, selection: SelectionSection) -> None:
+                yield f"dev.{name}: its prompts differ from those of train.{name}"
+        if self.selection is None:
+            return
+        every, steps = self.selection.every, self.training.steps
         if not self.dev:
-            raise ValueError("selection: needs at least one dev set")
+            yield "selection: needs at least one dev set"
         if self.training.save_every is not None:
-            raise ValueError("training.save_every: leave it out, selection saves a checkpoint at every evaluation")
-        if self.training.steps % selection.every:
-            raise ValueError(
-                f"selection.every: {selection.every} must divide training.steps ({self.training.steps}), "
-                "or the last step would never be a candidate"
-            )
+            yield "training.save_every: leave it out, selection saves a checkpoint at every evaluation"
+        if steps % every:
+            candidate = "or the last step would never be a candidate"
+            yield f"selection.every: {every} must divide training.steps ({steps}), {candidate}"

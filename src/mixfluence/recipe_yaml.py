@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
@@ -94,7 +93,7 @@ def load_recipe(
     try:
         return Recipe.model_validate(data, context={"files_may_be_missing": files_may_be_missing})
     except ValidationError as error:
-        raise RecipeError(f"{path}:{_located(tree, error.errors()[0])}") from error
+        raise RecipeError("\n".join(f"{path}:{text}" for text in _described(tree, error))) from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -156,17 +155,23 @@ def _apply(override: str, data: dict[str, Any]) -> None:
         raise RecipeError(f"override {short(override)}: the value is not valid YAML") from error
 
 
-def _located(tree: yaml.Node, error: ErrorDetails) -> str:
-    """Return line, key and message of an error."""
-    keys, message = list(error["loc"]), error_message(error)
-    # An error about several keys has no location, and one about a name that is not registered has that of its
-    # section: both messages start with the key.
-    if not keys or message.startswith(("name: ", "format: ")):
-        first, separator, rest = message.partition(": ")
-        if separator and re.fullmatch(r"[\w.]+", first):
-            keys, message = [*keys, *first.split(".")], rest
-    line = _line(tree, [*keys, *re.findall(r"unknown key '([^']*)'", message)])
-    return f"{line}: {'.'.join(map(str, keys))}{': ' if keys else ''}{message}"
+def _described(tree: yaml.Node, error: ValidationError) -> Iterator[str]:
+    """Yield line, key and message of every error; keys with the same error on the same line share one."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for details in error.errors():
+        for message in error_message(details).split("\n"):
+            keys = list(details["loc"])
+            # An error about several keys has no location, and one about a name that is not registered has that of its
+            # section: both messages start with the key.
+            if not keys or message.startswith(("name: ", "format: ")):
+                first, separator, rest = message.partition(": ")
+                if separator and re.fullmatch(r"[\w.]+", first):
+                    keys, message = [*keys, *first.split(".")], rest
+            line = _line(tree, [*keys, *re.findall(r"unknown key '([^']*)'", message)])
+            found.setdefault((line, message), []).append(".".join(map(str, keys)))
+    for (line, message), places in sorted(found.items()):
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"{line}: {places[0]}{more}{': ' if places[0] else ''}{message}"
 
 
 def _line(node: yaml.Node, keys: Sequence[str | int]) -> int:

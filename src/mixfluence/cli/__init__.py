@@ -65,8 +65,8 @@ def main() -> None:
 
 
 def _end(code: int, message: str | None = None) -> NoReturn:
-    if message:
-        note(f"error: {message}", "red")
+    for line in message.split("\n") if message else []:
+        note(f"error: {line}", "red")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # The threads of a process group would abort a slower exit.
         leave(code)
