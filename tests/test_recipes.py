@@ -19,9 +19,10 @@ from mixfluence.data.beir import BeirSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.source import FileSource
 from mixfluence.errors import RecipeError
-from mixfluence.policy import Temperature
+from mixfluence.policy import UNIFORM, Mirror, PolicyGradient, Temperature, Weights
+from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
-from mixfluence.strategies import Static
+from mixfluence.strategies import InfDDS, MultiDDS, Static
 
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
 SMALL = """\
@@ -205,7 +206,73 @@ def test_a_key_of_a_section_is_found_where_it_belongs(tmp_path: Path) -> None:
         load_recipe(write(tmp_path, SMALL), ["steps=10"])
 
 
-@pytest.mark.parametrize("override", ["training.steps", "=3", "train.numpy.split=all", "training.steps=[1"])
+PARENT = """\
+name: parent
+model: {name: minilm, pooling: mean, query_length: 64}
+defaults: {format: pydocs, library: "{name}"}
+train: [numpy, scipy]
+dev: [pandas, numpy]
+strategy:
+  name: inf-dds
+  init: uniform
+  update_every: 20
+  rule: {name: gradient, step: 0.5, optimizer: adam}
+  probe: {batch_size: 16, dev_batch_size: 32}
+training: {steps: 10, batch_size: 4, temperature: 0.05, warmup_steps: 3, trainer_args: {max_grad_norm: 2.0}}
+"""
+
+
+def extend(tmp_path: Path, text: str) -> Recipe:
+    (tmp_path / "parent.yaml").write_text(PARENT, encoding="utf-8")
+    return load_recipe(write(tmp_path, f"extends: {tmp_path}/parent.yaml\n{text}"))
+
+
+def test_extending_merges_sections_key_by_key(tmp_path: Path) -> None:
+    recipe = extend(tmp_path, "training: {steps: 300, trainer_args: {max_grad_norm: 1.0, adam_beta2: 0.99}}\n")
+    assert recipe.training.steps == 300
+    assert (recipe.training.temperature, recipe.training.warmup_steps) == (0.05, 3)
+    assert recipe.training.trainer_args == {"max_grad_norm": 1.0, "adam_beta2": 0.99}
+    recipe = extend(tmp_path, "strategy: {update_every: 5, probe: {batch_size: 8}, rule: {step: 0.1}}\n")
+    strategy = recipe.strategy
+    assert isinstance(strategy, InfDDS)
+    assert (strategy.update_every, strategy.init, strategy.rule) == (
+        5,
+        UNIFORM,
+        PolicyGradient(step=0.1, optimizer="adam"),
+    )
+    assert (strategy.probe.batch_size, strategy.probe.dev_batch_size) == (8, 32)
+
+
+def test_extending_replaces_datasets_and_what_has_another_name(tmp_path: Path) -> None:
+    recipe = extend(tmp_path, "dev: {scipy: {}}\nmodel: {name: wordllama}\nstrategy: {name: multidds}\n")
+    assert list(recipe.dev) == ["scipy"]
+    assert recipe.model == ModelSection(name="wordllama")
+    assert recipe.strategy == MultiDDS()
+    assert extend(tmp_path, "strategy: static\n").strategy == Static()
+    recipe = extend(tmp_path, "strategy: {init: {weights: {numpy: 1, scipy: 2}}, rule: {name: mirror}}\n")
+    assert isinstance(recipe.strategy, InfDDS)
+    assert (recipe.strategy.init, recipe.strategy.rule) == (Weights({"numpy": 1.0, "scipy": 2.0}), Mirror())
+
+
+def test_an_override_of_a_name_leaves_no_keys_of_the_old_one(tmp_path: Path) -> None:
+    path = write(tmp_path, PARENT)
+    assert load_recipe(path, ["strategy.name=multidds"]).strategy == MultiDDS()
+    assert load_recipe(path, ["strategy.name=inf-dds"]).strategy == load_recipe(path).strategy
+    # Lengths are the recipe's choice, pooling is the model's.
+    assert load_recipe(path, ["model.name=other"]).model == ModelSection(name="other", query_length=64)
+    with pytest.raises(RecipeError, match=r":2: model: .*model=\{name: wordllama\}"):
+        load_recipe(path, ["model.name=wordllama"])
+    assert load_recipe(path, ["model={name: wordllama}"]).model == ModelSection(name="wordllama")
+
+
+def test_an_override_reaches_a_dataset_of_a_list(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), ["train.numpy.split=all"])
+    assert [getattr(source, "split", None) for source in recipe.train.values()] == ["all", "train"]
+    with pytest.raises(RecipeError, match=r"'nunpy'.*'numpy'"):
+        load_recipe(write(tmp_path, SMALL), ["train.nunpy.split=all"])
+
+
+@pytest.mark.parametrize("override", ["training.steps", "=3", "training.steps.x=all", "training.steps=[1"])
 def test_a_wrong_override_is_named(tmp_path: Path, override: str) -> None:
     with pytest.raises(RecipeError, match="override"):
         load_recipe(write(tmp_path, SMALL), [override])

@@ -22,6 +22,12 @@ class ModelSection(Section):
     revision: str | None = None
     trust_remote_code: bool = False
 
+    @model_validator(mode="after")
+    def _static_embedding(self) -> Self:
+        if self.name == "wordllama" and (self.pooling or self.query_length or self.passage_length):
+            raise ValueError("'wordllama' has no pooling and no length limits; write model={name: wordllama}")
+        return self
+
 
 def _known_loss(value: Any) -> Any:
     # The default is not looked up: the registry imports torch.
