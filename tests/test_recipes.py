@@ -168,6 +168,12 @@ def test_a_bare_strategy_name_is_enough(tmp_path: Path) -> None:
         ("name: small", "name: small\nstrategy: {init: {temperature: 0}}", r"yaml:2: strategy\.init\.temperature: "),
         ("name: small", "name: small\nstrategy: {init: {}}", r"recipe.yaml:2: strategy\.init: "),
         ("name: small", "name: small\nstrategy: {init: sideways}", r"recipe.yaml:2: strategy\.init: .*'sideways'"),
+        ("name: small", "name: ../../x", r"recipe.yaml:1: name: .*'\.\./\.\./x'"),
+        (
+            "name: small",
+            "name: small\nstrategy: {name: inf-dds, inner_steps: 1000000}",
+            r":2: strategy\.inner_steps: ",
+        ),
         ("name: small", "name: small\nstrategy: inf-dss", r"recipe.yaml:2: strategy\.name: .*static.*'inf-dss'"),
     ],
 )

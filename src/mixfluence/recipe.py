@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.data.formats import Source, check_defaults, fill_sources
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
@@ -27,6 +28,13 @@ class ModelSection(Section):
         if self.name == "wordllama" and (self.pooling or self.query_length or self.passage_length):
             raise ValueError("'wordllama' has no pooling and no length limits; write model={name: wordllama}")
         return self
+
+
+def _folder_name(value: str) -> str:
+    # The default output is `runs/NAME`.
+    if Path(value).name != value or "\\" in value:
+        raise ValueError(f"expected a name that can be a folder's, found {value!r}")
+    return value
 
 
 def _known_loss(value: Any) -> Any:
@@ -92,7 +100,7 @@ class Recipe(Section):
     the section unless given.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(_folder_name)]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     model: ModelSection
     train: Annotated[dict[str, Source], Field(min_length=1)]

@@ -68,8 +68,10 @@ def find_recipe(name: str) -> Path:
     if path.is_dir():
         inside = f"; its recipe is {path / RECIPE_FILE}" if (path / RECIPE_FILE).is_file() else ""
         raise RecipeError(f"{path}: expected a recipe file, found a folder{inside}")
-    if path.exists():
+    if path.is_file():
         return path
+    if path.exists():
+        raise RecipeError(f"{path}: expected a recipe file, found a pipe or a device")
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.exists() and path.name == name:
         return shipped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast, get_args
@@ -67,6 +67,14 @@ class Section(BaseModel, metaclass=_SectionType):
     """Base of every part of a recipe: strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Yield what differs from the defaults."""
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) != field.get_default(call_default_factory=True):
+                yield name, getattr(self, name)
+
+    __str__ = BaseModel.__repr__
 
     @model_validator(mode="wrap")
     @classmethod

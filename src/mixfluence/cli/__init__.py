@@ -25,7 +25,6 @@ app = typer.Typer(
     name="mixfluence",
     epilog="Exit codes: 0 success, 1 unexpected failure, 2 wrong input, 130 interrupted, 143 terminated.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
