@@ -20,7 +20,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from typer.testing import CliRunner
 
+from mixfluence.cli import app
 from mixfluence.cli.plan import plan_view
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.experiment import run
@@ -168,8 +170,8 @@ def test_several_processes_draw_larger_batches(tmp_path: Path) -> None:
     few = planned(tmp_path, "strategy.init=uniform", sizes=SIZES | {"c": 10}, processes=3)
     assert epochs(few)["c"] == pytest.approx(100 / 3 * 0.9)
     # Five passes of batches of 640 - 512 at a time -, 320 and 160 rows.
-    held = planned(tmp_path, "strategy.max_epochs=5", processes=8)
-    assert "max_epochs allows 16 batches but the run needs 100: it will be refused" in held.concerns
+    with pytest.raises(RecipeError, match="max_epochs allows 16 batches but the run needs 100"):
+        planned(tmp_path, "strategy.max_epochs=5", processes=8)
 
 
 def test_a_plan_says_on_how_many_processes_it_is(tmp_path: Path) -> None:
@@ -231,11 +233,8 @@ def test_epochs_by_hand(tmp_path: Path) -> None:
             "dev set y: 40 rows guide sampling, fewer than the 256 that an update asks for",
         ),
         (["strategy=doremi"], {}, "training.steps is 100, but with its stages the run trains for 300 steps"),
-        (
-            ["strategy.max_epochs=5"],
-            {},
-            "max_epochs allows 87 batches but the run needs 100: it will be refused",
-        ),
+        (["test={x: {}}"], {}, "dev.x is the same data as test.x: test scores would be too good"),
+        (["dev.x.path=nowhere/a.jsonl"], {}, "dev.x is the same data as train.a: it is trained on"),
     ],
 )
 def test_each_warning_comes_when_it_should(
@@ -269,6 +268,37 @@ def test_absent_data_without_a_published_size_is_refused(tmp_path: Path, missing
 def test_weights_that_do_not_exist_are_refused(tmp_path: Path, strategy: str) -> None:
     with pytest.raises(MixfluenceError, match=r"^nowhere"):
         planned(tmp_path, f"strategy={{name: {strategy}}}")
+
+
+def test_a_plan_refuses_what_a_run_refuses_all_at_once(recipe_path: Path) -> None:
+    data = recipe_path.parent / "data"
+    (data / "semicolons.csv").write_text("question;answer\na;b\n", encoding="utf-8")
+    (data / "small" / "qrels" / "test.tsv").write_text("nonsense\n", encoding="utf-8")
+    wrong = [
+        f"train.odd={{format: pairs, path: {data}/semicolons.csv, columns: {{anchor: query}}}}",
+        "training.trainer_args={max_grad_nrm: 1.0, adam_beta1: much}",
+        "model.name=./nowhere",
+    ]
+    recipe = load_recipe(recipe_path, wrong)
+    with pytest.raises(MixfluenceError) as refused:
+        plan_run(recipe)
+    named = ("max_grad_nrm", "adam_beta1", "nowhere", "train.odd", "small/qrels/test.tsv")
+    lines = str(refused.value).split("\n")
+    assert [name for name in named if not any(name in line for line in lines)] == []
+    assert len(lines) == len(named)
+    checked = CliRunner().invoke(app, ["recipes", "check", str(recipe_path), *wrong]).exception
+    assert str(checked) == str(refused.value)
+
+
+def test_absent_data_is_said_to_be_absent(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.absent == ["train.a", "train.b", "train.c", "dev.x", "dev.y"]
+    assert "train.a, train.b, train.c and 2 more: not on this machine" in shown(plan)
+
+
+def test_a_taken_output_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").touch()
+    assert any("--resume" in concern for concern in planned(tmp_path, f"output={tmp_path}").concerns)
 
 
 def test_clusters_have_no_share_of_a_dataset(tmp_path: Path) -> None:

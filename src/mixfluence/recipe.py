@@ -153,3 +153,25 @@ class Recipe(Section):
         if steps % every:
             candidate = "or the last step would never be a candidate"
             yield f"selection.every: {every} must divide training.steps ({steps}), {candidate}"
+
+    def doubts(self) -> Iterator[str]:
+        """Yield a sentence for all data that has two roles, which is possible but rarely meant."""
+        consequences = {"train": "it is trained on", "test": "test scores would be too good"}
+        for name, source in self.dev.items():
+            for section, consequence in consequences.items():
+                for other, same in getattr(self, section).items():
+                    if type(source) is type(same) and source.location == same.location:
+                        yield f"dev.{name} is the same data as {section}.{other}: {consequence}"
+
+
+def changed_keys(old: Recipe, new: Recipe) -> list[str]:
+    """Return the keys whose values differ between two recipes, such as `training.steps`."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    return [key for key in before | after if before.get(key) != after.get(key)]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return flat

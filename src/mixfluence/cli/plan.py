@@ -62,6 +62,9 @@ def _datasets(plan: Plan) -> Table:
 
 
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.absent:
+        names = ", ".join(plan.absent[:3]) + (f" and {len(plan.absent) - 3} more" if len(plan.absent) > 3 else "")
+        yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
     if plan.clustering:
