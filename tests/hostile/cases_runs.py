@@ -141,7 +141,7 @@ RUNS = [
     Case(
         "a trained model in a pickle",
         "evaluate run",
-        ("run/model/pytorch_model.bin",),
+        ("run/model", "safetensors"),
         files={"run/model/model.safetensors": None, "run/model/pytorch_model.bin": EVIL},
     ),
 ]

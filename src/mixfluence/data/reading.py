@@ -21,24 +21,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a run.
-
-    Attributes:
-        train: The training sets, or clusters of their rows, without rows that contain a test query.
-        sources: For each of them, the training set of the recipe whose prompts it has.
-        dev: The dev rows that guide sampling.
-        selection: The dev tasks that select a checkpoint.
-        test: The test tasks.
-        overlaps: The rows that were dropped.
-        found: The probabilities that a clustering or an earlier stage has found.
-    """
+    """The data of a run: the training sets or clusters of their rows, dev sets that guide or select, and test sets."""
 
     train: Mixture
+    # For each of `train`, the training set of the recipe whose prompts it has.
     sources: Mapping[str, str]
     dev: Mapping[str, RowSet]
     selection: list[RetrievalSet]
     test: Mapping[str, RetrievalSet]
+    # Training rows that were dropped.
     overlaps: list[Overlap]
+    # Probabilities that a clustering or an earlier stage has found.
     found: Mapping[str, float] = field(default_factory=dict)
 
 
