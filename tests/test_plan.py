@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -305,6 +306,14 @@ def test_clusters_have_no_share_of_a_dataset(tmp_path: Path) -> None:
     plan = planned(tmp_path, "strategy=crisp")
     assert [(dataset.share, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
     assert "by clusters" in shown(plan)
+    assert plan.encoding == "encodes 2,152 rows with minilm before training"
+
+
+@pytest.mark.slow
+def test_a_plan_times_the_encoding_before_training(recipe_path: Path) -> None:
+    plan = plan_run(load_recipe(recipe_path, ["strategy={name: crisp, encoder: wordllama}"]))
+    assert plan.encoding is not None
+    assert re.match(r"encodes 1\d\d rows with wordllama before training: about [\d.]+ m?s", plan.encoding)
 
 
 def test_what_the_run_would_refuse_is_refused(tmp_path: Path) -> None:

