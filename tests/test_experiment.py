@@ -155,7 +155,7 @@ def test_a_taken_folder_is_refused(recipe_path: Path) -> None:
         run(recipe)
     with pytest.raises(RecipeError, match="finished, nothing to resume"):
         run(recipe, resume=True)
-    with pytest.raises(RecipeError, match="another value of seed"):
+    with pytest.raises(RecipeError, match="another recipe"):
         run(load_recipe(recipe_path, ["seed=1"]), resume=True)
 
 

@@ -28,7 +28,7 @@ from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
 from mixfluence.policy.initial import read_weights, write_weights
-from mixfluence.recipe import Recipe, changed_keys
+from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
@@ -119,8 +119,8 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
 def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
     """Make sure that the output can be written and holds no started run, or this one if it is resumed."""
     path = folder / runs.RECIPE_FILE
-    if resume and path.exists() and (changed := changed_keys(load_recipe(path, files_may_be_missing=True), recipe)):
-        raise RecipeError(f"{path}: the run was started with another value of {', '.join(changed)}")
+    if resume and path.exists() and load_recipe(path, files_may_be_missing=True) != recipe:
+        raise RecipeError(f"{path}: the run was started with another recipe, which cannot be changed midway")
     if resume and (folder / runs.RECORD_FILE).exists():
         raise RecipeError(f"{folder}: the run is finished, nothing to resume")
     # A recipe alone is left by a run that could not start, which may be tried again.

@@ -15,7 +15,7 @@ import numpy as np
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector, cap
-from mixfluence.preflight import Inputs, preflight
+from mixfluence.preflight import Checked, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
@@ -114,29 +114,29 @@ def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
     For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's `published.rows` count.
     """
     problems: list[MixfluenceError] = []
-    inputs = preflight(recipe, problems)
+    checked = preflight(recipe, problems)
     with collecting(problems):
-        if inputs:
-            plan = _plan(recipe, inputs, processes)
+        if checked:
+            plan = _plan(recipe, checked, processes)
             _check_epoch_limit(plan)
     refuse(problems)
     return plan
 
 
-def _plan(recipe: Recipe, inputs: Inputs, processes: int) -> Plan:
-    training, clusters, train = recipe.training, recipe.strategy.clusters, inputs.train
+def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
+    training, clusters, train = recipe.training, recipe.strategy.clusters, checked.train
     stages: list[tuple[Stage, Strategy]] = []
     for stage in recipe.strategy.stages(recipe):
         strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
     datasets = _plan_datasets(recipe, *stages[0], train, processes)
-    planned = [_plan_stage(recipe, stage, strategy, train, inputs.dev, processes) for stage, strategy in stages]
+    planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
     forward = sum(train.values()) / (training.batch_size * training.gradient_accumulation) * FORWARD
     clustering = forward if clusters else 0.0
-    guides = inputs.dev if any(strategy.probing for _, strategy in stages) else {}
-    return Plan(recipe, processes, datasets, guides, planned, clustering, inputs.encoding, inputs.absent)
+    guides = checked.dev if any(strategy.probing for _, strategy in stages) else {}
+    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:

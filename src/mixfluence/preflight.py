@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TIMED_ROWS = 64
 
 
-class Inputs(NamedTuple):
+class Checked(NamedTuple):
     """Rows of the training sets and of what guides of the dev sets; absent datasets; what is encoded beforehand."""
 
     train: dict[str, int]
@@ -31,12 +31,12 @@ class Inputs(NamedTuple):
     encoding: str | None
 
 
-def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Inputs | None:
+def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
     """Check arguments, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
 
     Data on this machine is read. Data elsewhere counts with its published size.
     """
-    inputs = None
+    checked = None
     if recipe.training.trainer_args:
         from mixfluence.build import check_training_arguments
 
@@ -50,8 +50,8 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Inputs | None:
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
         encoding = _describe_encoding(recipe, sum(train.values()) + sum(dev.values()), data)
-        inputs = Inputs(train, dev, absent, encoding)
-    return inputs
+        checked = Checked(train, dev, absent, encoding)
+    return checked
 
 
 def check_model(section: ModelSection) -> None:
