@@ -165,13 +165,13 @@ def test_a_sweep_runs_reports_failures_and_compares(recipe: str, tiny_bert_folde
 
     more = sweep("uniform,inf-dds", model)
     assert more.returncode == 0, more.stderr
-    assert "1 runs to do, 1 already finished" in more.stderr
+    assert "runs to do: 1, already finished: 1" in more.stderr
     assert "Inf-DDS" in more.stdout
     assert len(records()) == 2
     assert records()[done] == written
 
     again = sweep("uniform,inf-dds", model)
-    assert "0 runs to do, 2 already finished" in again.stderr
+    assert "runs to do: 0, already finished: 2" in again.stderr
     assert again.stdout == more.stdout
     changed = sweep("uniform,inf-dds", model, "training.steps=4")
     assert changed.returncode == 2

@@ -15,7 +15,7 @@ import numpy as np
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector, cap
-from mixfluence.preflight import Checked, preflight
+from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
@@ -215,8 +215,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
     training = plan.recipe.training
     batch = training.batch_size * plan.processes
     yield from plan.recipe.doubts()
-    if (plan.recipe.output / TRACE_FILE).exists():
-        yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
+    yield from _of_this_machine(plan)
     for dataset in plan.datasets:
         if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:
             yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
@@ -233,6 +232,13 @@ def _concerns(plan: Plan) -> Iterator[str]:
     for name, rows in plan.guides.items():
         if rows < wanted:
             yield f"dev set {name}: {rows:,} rows guide sampling, fewer than the {wanted:,} that an update asks for"
+
+
+def _of_this_machine(plan: Plan) -> Iterator[str]:
+    if not plan.absent and not model_is_here(plan.recipe.model):
+        yield f"{plan.recipe.model.name}: not on this machine, so it is downloaded when the run starts"
+    if (plan.recipe.output / TRACE_FILE).exists():
+        yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
 
 
 def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:

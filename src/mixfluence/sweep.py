@@ -145,7 +145,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     """
     waiting = [job for job in jobs if job.state() is not State.FINISHED]
     _check(waiting, processes, gpus)
-    logger.info("%d runs to do, %d already finished", len(waiting), len(jobs) - len(waiting))
+    logger.info("runs to do: %d, already finished: %d", len(waiting), len(jobs) - len(waiting))
     environment = (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
