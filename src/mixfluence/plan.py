@@ -133,8 +133,7 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     datasets = _plan_datasets(recipe, *stages[0], train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
-    forward = sum(train.values()) / (training.batch_size * training.gradient_accumulation) * FORWARD
-    clustering = forward if clusters else 0.0
+    clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
     guides = checked.dev if any(strategy.probing for _, strategy in stages) else {}
     return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
 

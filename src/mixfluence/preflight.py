@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,12 +25,13 @@ MODEL_FILES = ("modules.json", "config.json")
 
 
 class Checked(NamedTuple):
-    """Rows of the training sets and of what guides of the dev sets; absent datasets; what is encoded beforehand."""
+    """Rows of training sets, of what guides of dev sets, and that are encoded before training; absent datasets."""
 
     train: dict[str, int]
     dev: dict[str, int]
-    absent: list[str]
+    encoded: int
     encoding: str | None
+    absent: list[str]
 
 
 def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
@@ -56,8 +56,9 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
-        encoding = _describe_encoding(recipe, sum(train.values()) + sum(dev.values()), data)
-        checked = Checked(train, dev, absent, encoding)
+        encoded = recipe.strategy.encoded_rows(train, dev)
+        encoding = _describe_encoding(recipe, encoded, data) if encoded else None
+        checked = Checked(train, dev, encoded, encoding, absent)
     return checked
 
 
@@ -128,13 +129,9 @@ def _published(source: Source) -> int:
     return (source.published.rows or 0) if source.published else 0
 
 
-def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str | None:
-    strategy = recipe.strategy
-    if not strategy.clusters:
-        return None
-    if find_spec("faiss") is None:
-        raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
-    named = getattr(strategy, "encoder", None)
+def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
+    """Say what is encoded before training, by which encoder and, if the data is here, for how long."""
+    named = getattr(recipe.strategy, "encoder", None)
     what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
     if data is None:
         return what
