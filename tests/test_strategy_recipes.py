@@ -382,3 +382,10 @@ output: {tmp_path}/run
     assert sum(record["rows_drawn"].values()) == 10 * 8
     assert record["scores"]["small"]["ndcg@10"] == pytest.approx(scores["small"].mean("ndcg@10"))
     assert "`InfDDS`" in (folder / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_strategy_shows_what_differs_from_its_defaults() -> None:
+    assert (repr(InfDDS()), str(Static(max_epochs=3))) == ("InfDDS()", "Static(max_epochs=3.0)")
+    assert eval(repr(InfDDS(update_every=5, probe=Probe(batch_size=8)))) == InfDDS(
+        update_every=5, probe=Probe(batch_size=8)
+    )

@@ -94,6 +94,10 @@ class Strategy(Section):
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
+    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
+        """Return how many rows `divide` encodes, given the sizes of the datasets."""
+        return 0
+
     # What the trainer asks.
 
     @property

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
 from mixfluence.policy import RULES, Anchored, Evidence, Rule
-from mixfluence.schema import BatchSize, Share, WholeNumber, registered
+from mixfluence.schema import BatchSize, Share, registered
 from mixfluence.strategies.base import LogitStrategy
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class InfDDS(LogitStrategy):
     title = "Inf-DDS"
     name: Literal["inf-dds"] = "inf-dds"
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr"] | None = None
-    inner_steps: WholeNumber = 3
+    inner_steps: Annotated[int, Field(ge=0, le=1000)] = 3
     subset: BatchSize | None = None
     probe: Probe = Field(default_factory=Probe)
     rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Anchored)
