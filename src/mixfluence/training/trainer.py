@@ -23,16 +23,20 @@ from transformers.trainer_utils import TrainOutput
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.strategies import Static, Strategy
 from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
-from mixfluence.training.callback import MixtureCallback
+from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
 
+# Logs with a value per dataset, and the number of datasets, the most likely ones, kept in the Trainer's history.
+PER_DATASET = ("sampling/", "rows_drawn/", "influence/")
+MOST_LOGGED = 10
 # Arguments that cannot work with a mixture, and why.
 UNSUPPORTED = {
     "auto_find_batch_size": "the draws depend on the batch size",
@@ -92,6 +96,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
         self.strategy.start(self.mixture.sizes)
+        self._initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
         self.packing = packing
         self.compiled = compiled
@@ -172,6 +177,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "batch size": self.args.train_batch_size * self.args.world_size,
             "gradient accumulation": self.args.gradient_accumulation_steps,
             "strategy": type(self.strategy).__name__,
+            "initial weights": self._initial_weights,
         }
         guides = self.dev.fingerprints if self.dev and self.strategy.probing else {}
         return {"fingerprints": self.mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
@@ -195,6 +201,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
                 logs |= {f"influence/{name}": value for name, value in self.probing.influence.items()}
                 logs["probing/seconds"] = round(self.probing.seconds, 3)
         super().log(logs, start_time)
+        # The Trainer keeps every log in memory and in each checkpoint; the trace has all probabilities.
+        kept = set(largest(self.probabilities(), MOST_LOGGED)) if "loss" in logs else set()
+        history = self.state.log_history[-1]
+        for key in [key for key in history if key.startswith(PER_DATASET)]:
+            if key.partition("/")[2] not in kept:
+                del history[key]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and list the mixture in its card."""
@@ -212,6 +224,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
+        refuse_not_finite(self)
         with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
             super()._save_checkpoint(*args, **options)
 
