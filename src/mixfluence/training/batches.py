@@ -122,7 +122,7 @@ def tokenise_all(
     # All processes tokenise; the cache makes the others wait for the first one, without the process group's timeout.
     silent = args.disable_tqdm or not console.is_terminal or args.local_process_index > 0
     with Progress(console=console, transient=True, disable=silent) as progress:
-        wholes = {whole.fingerprint: len(whole) for rows in datasets.values() for whole in rows.wholes}
+        wholes = {rows.whole.fingerprint: len(rows.whole) for rows in datasets.values()}
         bar = progress.add_task("tokenising", total=sum(wholes.values()))
         return {
             name: tokenise(rows, tokeniser, prompts_of(args, name, names), lambda count: progress.advance(bar, count))
