@@ -29,8 +29,9 @@ from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
+from mixfluence.training.arguments import check_arguments
 from mixfluence.training.losses import LOSSES, group_losses
-from mixfluence.training.trainer import MixtureTrainer, check_arguments
+from mixfluence.training.trainer import MixtureTrainer
 
 # Variables that torchrun sets for each process.
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

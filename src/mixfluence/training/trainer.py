@@ -26,10 +26,12 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.strategies import Static, Strategy
+from mixfluence.strategies import Strategy
+from mixfluence.training.arguments import build_strategy, check_arguments, check_model, named_datasets
 from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
+from mixfluence.training.losses import info_nce
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
@@ -37,13 +39,6 @@ from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_
 # Logs with a value per dataset, and the number of datasets, the most likely ones, kept in the Trainer's history.
 PER_DATASET = ("sampling/", "rows_drawn/", "influence/")
 MOST_LOGGED = 10
-# Arguments that cannot work with a mixture, and why.
-UNSUPPORTED = {
-    "auto_find_batch_size": "the draws depend on the batch size",
-    "save_only_model": "a checkpoint without its optimizer cannot be resumed exactly",
-    "ignore_data_skip": "a resumed run could not repeat its draws",
-    "dataloader_persistent_workers": "a resumed run could not repeat its draws",
-}
 CARD_HEADING = "## Training mixture"
 
 
@@ -61,8 +56,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
         train_dataset: Name -> dataset whose columns are anchor, positive and any negatives, by position.
         dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
             whenever the Trainer evaluates.
-        strategy: Decides the probabilities; proportional to size if None.
-        loss: A loss, or one per dataset; see `mixfluence.training.losses.info_nce`.
+        strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
+        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
         num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
             by rounding only.
@@ -80,7 +75,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         args: SentenceTransformerTrainingArguments | None = None,
         train_dataset: Mapping[str, RowSet | Dataset] | None = None,
         dev_dataset: Mapping[str, RowSet | Dataset] | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | type[Strategy] | str | None = None,
         loss: nn.Module | Callable[[SentenceTransformer], nn.Module] | dict[str, nn.Module] | None = None,
         num_negatives: int | None = None,
         packing: bool | None = None,
@@ -88,11 +83,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
         trace_path: Path | str | None = None,
         **options: Any,
     ) -> None:
-        if train_dataset is None:
-            raise DataError("train_dataset: a mixture needs at least one dataset")
-        self.mixture = Mixture(train_dataset)
-        self.dev = Mixture(dev_dataset) if dev_dataset else None
-        self.strategy = strategy or Static()
+        check_model(model)
+        self.mixture = Mixture(named_datasets("train_dataset", train_dataset))
+        self.dev = Mixture(named_datasets("dev_dataset", dev_dataset)) if dev_dataset else None
+        self.strategy = build_strategy(strategy)
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
         self.strategy.start(self.mixture.sizes)
@@ -147,6 +141,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
                     self.probing.load_state_dict(self.resumed["rounds"])
                     self.probing.influence = self.resumed["influence"]
         return PlacedLoader(self.args, rows, self.sampler, prepare)
+
+    def get_default_loss(self, model: SentenceTransformer) -> nn.Module:
+        """Return InfoNCE."""
+        return info_nce(model)
 
     @cached_property
     def tokenised(self) -> dict[str, TokenisedRows]:
@@ -253,18 +251,6 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def _named(self, values: NDArray[Any]) -> dict[str, Any]:
         return dict(zip(self.mixture, values.tolist(), strict=True))
-
-
-def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
-    """Refuse arguments that cannot work with a mixture."""
-    if args.n_gpu > 1:
-        raise RecipeError(
-            f"{args.n_gpu} GPUs are visible to one process, which trains on one: "
-            f"use torchrun --nproc-per-node {args.n_gpu} for all, or CUDA_VISIBLE_DEVICES=0 for the first"
-        )
-    for name in UNSUPPORTED:
-        if getattr(args, name):
-            raise RecipeError(f"{name}: not supported, {UNSUPPORTED[name]}")
 
 
 def _text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:
