@@ -42,9 +42,9 @@ from mixfluence.training.checkpoints import (
     hash_parameters,
     measure,
     measure_files,
-    step_of,
     writing,
 )
+from mixfluence.training.folder import record_facts
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -247,6 +247,8 @@ def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
         files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
+        # Its model card has the time of training.
+        del files[f"{runs.MODEL_FOLDER}/README.md"]
         facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds, "files": files}
         runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
     # The other processes read what the first has written.
@@ -284,35 +286,22 @@ def _write_record(
     trained: Trained,
     stages: Mapping[str, Any],
     inputs: Inputs,
-    seconds: Mapping[str, float],
+    seconds: dict[str, float],
     scores: Mapping[str, Evaluation],
 ) -> None:
-    trainer = trained.trainer
-    gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
-    best = trainer.state.best_model_checkpoint
     record = {
         "name": recipe.name,
         "seed": recipe.seed,
         "versions": inputs["versions"],
         "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
-        "device": str(trainer.args.device),
-        "datasets": {
-            name: facts | {"fingerprint": trainer.mixture[name].fingerprint}
-            for name, facts in trainer.describe_datasets().items()
-        },
-        "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
-        "steps": trainer.state.global_step,
-        "selected_step": step_of(best) if best else trainer.state.global_step,
+        **record_facts(trained.trainer, seconds, trained.probing),
         "notes": reading_notes(data.train, data.dev, data.test),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        "probing": {name: trained.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "stages": stages,
         "tests": {
             name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
             for name, task in data.test.items()
         },
-        "seconds": seconds,
-        "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
         "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
     }
     runs.write_record(recipe.output / runs.RECORD_FILE, record)

@@ -73,7 +73,7 @@ def mixture(**texts: str) -> Mixture:
 
 
 def identity(args: Any, strategy: Strategy, train: Mixture, dev: Mixture) -> dict[str, Any]:
-    trainer: Any = SimpleNamespace(args=args, strategy=strategy, mixture=train, dev=dev, _initial_weights=[0.5, 0.5])
+    trainer: Any = SimpleNamespace(args=args, strategy=strategy, mixture=train, dev=dev, initial_weights=[0.5, 0.5])
     return MixtureTrainer.identity(trainer)
 
 

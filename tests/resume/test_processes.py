@@ -104,3 +104,14 @@ def test_a_job_of_processes_writes_one_run_and_loses_nothing(
         resumed = Job(processes, recipe, job.output, "--resume")
         assert resumed.wait() == 0, resumed.said
         assert_same_result(job.output, whole.output)
+
+
+def test_a_process_that_hangs_ends_the_job_after_the_timeout(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny_bert_folder, steps=400, save_every=100)
+    job = Job(2, recipe, tmp_path / "run", "training.trainer_args.ddp_timeout=10")
+    job.until(in_step(15))
+    started = time.monotonic()
+    os.kill(job.workers()[-1], signal.SIGSTOP)
+    assert job.wait(3 * PROMPTLY) != 0
+    assert time.monotonic() - started > 9
+    assert not (tmp_path / "run" / "record.json").exists()

@@ -33,6 +33,7 @@ from mixfluence.files import sync, write_text
 from mixfluence.runs import read_trace
 from mixfluence.training import STOP_SIGNALS
 from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, step_of, unseal_later, writing
+from mixfluence.training.folder import finish_folder, start_folder
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ class MixtureCallback(TrainerCallback):
         lines = lines or [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
         self._lines = len(lines)
         write_text(self._path, "".join(map(_line, lines)))
+        if self._trainer.own_folder:
+            start_folder(self._trainer, self._trainer.own_folder)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_substep_end(args, state, control)
@@ -126,6 +129,8 @@ class MixtureCallback(TrainerCallback):
         self._write_trained(state, {})
         args.save_total_limit = self._limit
         refuse_not_finite(self._trainer)
+        if self._trainer.own_folder and state.is_world_process_zero:
+            finish_folder(self._trainer, self._trainer.own_folder, probing_cost(self._path))
 
     def _write_trained(self, state: TrainerState, logged: dict[str, float]) -> None:
         if not self._unwritten and not logged:

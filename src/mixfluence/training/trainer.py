@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.files import locked
+from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
 from mixfluence.training.arguments import build_strategy, check_arguments, check_model, named_datasets
 from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
@@ -63,9 +66,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
             by rounding only.
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
             encoders up to twice as fast, which pays off after some thousand steps.
-        trace_path: Where to write the trace; `trace.jsonl` in the output folder if None.
+        trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
+            that `mixfluence status`, `weights` and `report` read.
 
     Attributes:
+        initial_weights: Probability of each dataset at the start.
+        own_folder: The run folder that this trainer describes for the command line; None with a `trace_path`.
         seconds_before: Training time before the checkpoint that the run was resumed from.
     """
 
@@ -90,7 +96,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
         self.strategy.start(self.mixture.sizes)
-        self._initial_weights = self.strategy.weights(0.0).tolist()
+        self.initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
         self.packing = packing
         self.compiled = compiled
@@ -106,8 +112,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
         check_arguments(self.args)
         self._check_learning_rates()
-        path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
-        self.add_callback(MixtureCallback(self, path))
+        # A recipe's run folder is written by `experiment`, that of a script by this trainer.
+        self._trace_path = Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)
+        self.own_folder = None if trace_path else Path(self.args.output_dir)
+        self.add_callback(MixtureCallback(self, self._trace_path))
 
     def train(self, resume_from_checkpoint: Path | str | bool | None = None, **options: Any) -> TrainOutput:
         """Train, or resume exactly where a checkpoint was written.
@@ -121,7 +129,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
             self.resumed = read_state(checkpoint, self.identity())
             with valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
-        with shape_free_attention(), preserve_forward(self.model):
+        lock = locked(self._trace_path.parent) if self.is_world_process_zero() else nullcontext()
+        with lock, shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -175,7 +184,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "batch size": self.args.train_batch_size * self.args.world_size,
             "gradient accumulation": self.args.gradient_accumulation_steps,
             "strategy": type(self.strategy).__name__,
-            "initial weights": self._initial_weights,
+            "initial weights": self.initial_weights,
         }
         guides = self.dev.fingerprints if self.dev and self.strategy.probing else {}
         return {"fingerprints": self.mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
