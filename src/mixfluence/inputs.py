@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INPUTS_FILE = "inputs.json"
-# Recipe keys that may differ when a run is resumed; `steps` may only grow.
-FREE_KEYS = {"output", "training.log_every", "training.steps"}
+# Recipe keys that may differ when a run is resumed: `steps` may grow, `batch_size` follow the number of processes.
+FREE_KEYS = {"output", "training.log_every", "training.steps", "training.batch_size"}
 
 Inputs = dict[str, dict[str, Any]]
 
@@ -50,7 +51,8 @@ def write_inputs(folder: Path, inputs: Inputs) -> None:
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe by dotted key, as they are after a round trip through JSON."""
     values: dict[str, Any] = json.loads(json.dumps(recipe.model_dump(mode="json")))
-    return dict(_flat(values))
+    rows = recipe.training.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
+    return {**dict(_flat(values)), "training.batch_size x processes": rows}
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> int:

@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,9 @@ class MixtureCallback(TrainerCallback):
             # The Trainer would keep the intervals of the checkpoint.
             state.compute_steps(args, state.max_steps)
             # It would start the sum of losses since the last log at 0.
-            self._trainer._tr_loss += saved["unlogged"]["losses"][args.process_index]
+            losses = saved["unlogged"]["losses"]
+            same = len(losses) == args.world_size
+            self._trainer._tr_loss += losses[args.process_index] if same else fmean(losses)
             self._trainer._globalstep_last_logged = saved["unlogged"]["since"]
         if state.best_model_checkpoint:
             # The folder may have been moved.
