@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import formatannotation, signature
@@ -16,7 +17,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
-from torch import nn
+from torch import distributed, nn
 from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer, TrainerCallback
 
 from mixfluence.data.mixture import Mixture, Overlap
@@ -35,6 +36,7 @@ from mixfluence.training.trainer import MixtureTrainer
 
 # Variables that torchrun sets for each process.
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LOST_AFTER_SECONDS = 1_800
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
 SAVE_EVERY = 500
 
@@ -133,7 +135,12 @@ def _build_loss(
 def check_training_arguments(recipe: Recipe) -> None:
     """Refuse, before any data is read, an environment or arguments with which training cannot start."""
     check_environment()
-    dry_run(_own_arguments(recipe, torch.device(get_device_name()), {}), _trainer_args(recipe))
+    device, given = torch.device(get_device_name()), _trainer_args(recipe)
+    if device.type == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not distributed.is_initialized():
+        # The trainer library passes its timeout for lost processes on to GPUs only.
+        timeout = timedelta(seconds=given.get("ddp_timeout", LOST_AFTER_SECONDS))
+        distributed.init_process_group(given.get("ddp_backend") or "gloo", timeout=timeout)
+    dry_run(_own_arguments(recipe, device, {}), given)
 
 
 def check_environment() -> None:
