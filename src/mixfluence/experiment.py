@@ -182,10 +182,11 @@ def _train(
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
     trainer = build_trainer(recipe, stage, data, callbacks)
     if trainer.is_world_process_zero():
+        if "encoder" not in inputs:
+            _rehearse(recipe, trainer.model, data)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():
             check_inputs(recipe.output, inputs)
-        _rehearse(recipe, trainer.model, data)
     with watch("tokenise"):
         _ = trainer.tokenised
     if trainer.is_world_process_zero():

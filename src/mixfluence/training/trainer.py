@@ -113,9 +113,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
         check_arguments(self.args)
         self._check_learning_rates()
         # A recipe's run folder is written by `experiment`, that of a script by this trainer.
-        self._trace_path = Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)
         self.own_folder = None if trace_path else Path(self.args.output_dir)
-        self.add_callback(MixtureCallback(self, self._trace_path))
+        self.add_callback(MixtureCallback(self, Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)))
 
     def train(self, resume_from_checkpoint: Path | str | bool | None = None, **options: Any) -> TrainOutput:
         """Train, or resume exactly where a checkpoint was written.
@@ -129,7 +128,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             self.resumed = read_state(checkpoint, self.identity())
             with valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
-        lock = locked(self._trace_path.parent) if self.is_world_process_zero() else nullcontext()
+        lock = locked(self.own_folder) if self.own_folder and self.is_world_process_zero() else nullcontext()
         with lock, shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
 
