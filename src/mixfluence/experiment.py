@@ -44,7 +44,7 @@ from mixfluence.training.checkpoints import (
     measure_files,
     writing,
 )
-from mixfluence.training.folder import record_facts
+from mixfluence.training.folder import record_facts, test_facts
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -299,10 +299,6 @@ def _write_record(
         "notes": reading_notes(data.train, data.dev, data.test),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         "stages": stages,
-        "tests": {
-            name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
-            for name, task in data.test.items()
-        },
-        "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
+        **test_facts(data.test, scores),
     }
     runs.write_record(recipe.output / runs.RECORD_FILE, record)

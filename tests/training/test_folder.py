@@ -1,6 +1,7 @@
 """The folder of a training script is a run folder.
 
-- `status`, `weights` and `report` read it while it trains and afterwards; `compare` says that it was not tested.
+- `status`, `weights` and `report` read it while it trains and afterwards.
+- With test sets `compare` reads it, and training rows that ask a test query are dropped; without, it says so.
 - At the end the mixture is printed, unless progress bars are off.
 - A strategy that the command line does not know leaves a warning, and training goes on.
 """
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from mixfluence.cli import app
 from mixfluence.influence import Probe
+from mixfluence.policy import PROPORTIONAL, UNIFORM
 from mixfluence.runs import read_run
 from mixfluence.strategies import InfDDS, Static
 from mixfluence.training.trainer import MixtureTrainer
@@ -82,6 +84,27 @@ def test_the_command_line_reads_it(
     assert found.record["steps"] == 6
     assert found.recipe.strategy == strategy
     assert found.recipe.training.temperature == pytest.approx(0.02)
+
+
+def test_runs_of_scripts_are_compared(
+    static: SentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = pool()["near"].select(range(5))
+    for name in ("uniform", "static"):
+        args = arguments(tmp_path / name, seed=len(name))
+        build(
+            static,
+            args,
+            strategy=Static(init=UNIFORM if name == "uniform" else PROPORTIONAL),
+            test_dataset={"t": asked},
+        ).train()
+    assert sum("near: 5 training rows have a test query" in message for message in caplog.messages) == 2
+    found = read_run(tmp_path / "static")
+    assert found.record["datasets"]["near"]["rows"] == 25
+    assert found.record["tests"]["t"]["queries"] == len(found.scores["t"].per_query) == 5
+    code, said = command("compare", str(tmp_path / "uniform"), str(tmp_path / "static"))
+    assert code == 0, said
+    assert "uniform" in said
 
 
 def test_bars_that_are_off_keep_the_summary_away(

@@ -1,11 +1,12 @@
 """The run folder of a training script: a recipe that describes it, the mixture and a record, for the command line.
 
-`status`, `weights` and `report` read such a folder like that of `mixfluence train`; it has no test results.
+`status`, `weights`, `report` and, if there are test sets, `compare` read it like the folder of `mixfluence train`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from rich.text import Text
 
 from mixfluence import runs
 from mixfluence.display import percent
+from mixfluence.evaluation import Evaluation, write_evaluation
+from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.files import write_text
 from mixfluence.policy.initial import write_weights
 from mixfluence.recipe import Recipe
@@ -25,7 +28,7 @@ from mixfluence.strategies import STRATEGIES
 from mixfluence.training.checkpoints import step_of
 
 if TYPE_CHECKING:
-    from mixfluence.data.mixture import Mixture
+    from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -49,13 +52,23 @@ def start_folder(trainer: MixtureTrainer, folder: Path) -> None:
 
 
 def finish_folder(trainer: MixtureTrainer, folder: Path, probing: dict[str, float]) -> None:
-    """Write the final mixture and the record of a script, and print a summary."""
+    """Test the model of a script, write the final mixture and the record, and print a summary."""
     write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
     last = runs.read_trace(folder / runs.TRACE_FILE)[-1]
     seconds = {"train": last["seconds"] - probing["seconds"], "probe": probing["seconds"]}
-    own = {"name": folder.resolve().name, "seed": trainer.args.seed, "versions": runs.versions()}
-    untested: dict[str, Any] = {"notes": [], "overlap_dropped": {}, "stages": {}, "tests": {}, "scores": {}}
-    runs.write_record(folder / runs.RECORD_FILE, own | untested | record_facts(trainer, seconds, probing))
+    scores = {}
+    for name, task in trainer.test.items():
+        scores[name] = evaluate(trainer.model, task, batch_size=trainer.args.eval_batch_size)
+        write_evaluation(scores[name], folder / runs.EVAL_FOLDER)
+    record = {
+        "name": folder.resolve().name,
+        "seed": trainer.args.seed,
+        "versions": runs.versions(),
+        **record_facts(trainer, seconds, probing),
+        **{"notes": [], "overlap_dropped": {}, "stages": {}},
+        **test_facts(trainer.test, scores),
+    }
+    runs.write_record(folder / runs.RECORD_FILE, record)
     if not trainer.args.disable_tqdm:
         Console().print(_summary(trainer, seconds))
 
@@ -79,6 +92,17 @@ def record_facts(trainer: MixtureTrainer, seconds: dict[str, float], probing: di
     }
 
 
+def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """Return what a record says about tests."""
+    return {
+        "tests": {
+            name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
+            for name, task in tasks.items()
+        },
+        "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
+    }
+
+
 def _recipe(trainer: MixtureTrainer, folder: Path) -> Recipe:
     args = trainer.args
     loss_scale = getattr(trainer.loss, "scale", None)
@@ -88,6 +112,7 @@ def _recipe(trainer: MixtureTrainer, folder: Path) -> Recipe:
         "model": {"name": str(trainer.model.model_card_data.base_model or "unknown")},
         "train": _sources(trainer.mixture),
         "dev": _sources(trainer.dev or {}),
+        "test": _sources(trainer.test),
         "strategy": trainer.strategy,
         "training": {
             "steps": trainer.state.max_steps,
@@ -104,7 +129,7 @@ def _recipe(trainer: MixtureTrainer, folder: Path) -> Recipe:
     return Recipe.model_validate(described, context={"files_may_be_missing": True})
 
 
-def _sources(datasets: Mixture | dict[str, Any]) -> dict[str, Any]:
+def _sources(datasets: Iterable[str]) -> dict[str, Any]:
     return {name: {"format": "pairs", "path": Path(IN_MEMORY)} for name in datasets}
 
 

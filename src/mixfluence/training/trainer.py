@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -21,7 +22,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
-from mixfluence.data.mixture import Mixture
+from mixfluence.data.mixture import Mixture, without_overlap
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
@@ -38,6 +40,8 @@ from mixfluence.training.losses import info_nce
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
+
+logger = logging.getLogger(__name__)
 
 # Logs with a value per dataset, and the number of datasets, the most likely ones, kept in the Trainer's history.
 PER_DATASET = ("sampling/", "rows_drawn/", "influence/")
@@ -59,6 +63,8 @@ class MixtureTrainer(SentenceTransformerTrainer):
         train_dataset: Name -> dataset whose columns are anchor, positive and any negatives, by position.
         dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
             whenever the Trainer evaluates.
+        test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
+            whose anchor is one of their queries are dropped, as in recipes.
         strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
         loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
         num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
@@ -67,7 +73,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
             encoders up to twice as fast, which pays off after some thousand steps.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
-            that `mixfluence status`, `weights` and `report` read.
+            that `mixfluence status`, `weights`, `report` and `compare` read.
 
     Attributes:
         initial_weights: Probability of each dataset at the start.
@@ -87,11 +93,20 @@ class MixtureTrainer(SentenceTransformerTrainer):
         packing: bool | None = None,
         compiled: bool = False,
         trace_path: Path | str | None = None,
+        test_dataset: Mapping[str, RetrievalSet | RowSet | Dataset] | None = None,
         **options: Any,
     ) -> None:
         check_model(model)
         self.mixture = Mixture(named_datasets("train_dataset", train_dataset))
         self.dev = Mixture(named_datasets("dev_dataset", dev_dataset)) if dev_dataset else None
+        self.test = {
+            name: task if isinstance(task, RetrievalSet) else retrieval_from_rows(name, Mixture({name: task})[name])
+            for name, task in (test_dataset or {}).items()
+        }
+        queries = {name: task.queries for name, task in self.test.items()}
+        self.mixture, overlaps = without_overlap(self.mixture, queries, "drop")
+        for overlap in overlaps:
+            logger.warning("%s: dropped", overlap)
         self.strategy = build_strategy(strategy)
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
