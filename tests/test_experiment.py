@@ -239,3 +239,14 @@ def test_a_text_may_be_tested_without_a_corpus(recipe_path: Path, tmp_path: Path
     recipe = load_recipe(recipe_path, [f"test={{own: {{format: pairs, path: {pairs}}}}}"])
     scores = run(recipe)
     assert len(scores["own"].per_query) == 20
+
+
+@pytest.mark.parametrize(("name", "section"), [("检" * 28, "test"), ("检" * 28, "dev"), ("half \ud83d", "test")])
+def test_a_name_that_no_file_can_have_is_refused_before_step_1(name: str, section: str, recipe_path: Path) -> None:
+    recipe = load_recipe(recipe_path)
+    source = getattr(recipe, section)["small"]
+    odd = recipe.model_copy(update={section: {**getattr(recipe, section), name: source}})
+    with pytest.raises(RecipeError, match="results could not be written"):
+        run(odd)
+    assert not (recipe.output / "trace.jsonl").exists()
+    assert list(recipe.output.glob(".try-*")) == []

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
@@ -22,17 +25,27 @@ from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, read_data
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.errors import RecipeError
+from mixfluence.data.rows import RowSet
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
-from mixfluence.files import write_text
+from mixfluence.files import locked, sync_folder, write_text
+from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
-from mixfluence.recipe_yaml import dump_recipe, load_recipe
+from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
-from mixfluence.training.checkpoints import LATEST, step_of, writing
+from mixfluence.training.checkpoints import (
+    LATEST,
+    changed_file,
+    hash_parameters,
+    measure,
+    measure_files,
+    writing,
+)
+from mixfluence.training.folder import record_facts, test_facts
 from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
@@ -58,24 +71,35 @@ def run(
     With several processes the first one tests and writes; the others return nothing. `resume` continues the run in the
     output folder from its last checkpoint.
     """
+    try:
+        recipe.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(f"{recipe.output}: cannot be written ({error.strerror})") from error
+    first = os.environ.get("RANK", "0") == "0"
+    with locked(recipe.output) if first else nullcontext():
+        return _run(recipe, resume, show_progress, callbacks or [])
+
+
+def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[TrainerCallback]) -> dict[str, Evaluation]:
     folder = recipe.output
-    _refuse_taken_folder(folder, recipe, resume=resume)
+    refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
     for doubt in recipe.doubts():
         logger.warning("%s", doubt)
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
+    inputs = collect_inputs(recipe, data)
     pool, dataset_shares = _divide(recipe, data, watch)
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
         if not (resume and (stage_folder(folder, stage.name) / runs.RECORD_FILE).exists()):
             logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-            _record_stage(stage, _train(recipe, stage, pool, callbacks or [], resume=resume), folder)
-        records[stage.name] = _read_stage(stage_folder(folder, stage.name))
+            _record_stage(stage, _train(recipe, stage, pool, inputs, callbacks, resume=resume), folder)
+        records[stage.name] = _read_stage(stage_folder(folder, stage.name), stage)
         pool = replace(pool, found=records[stage.name]["found"])
-    trained = _train(recipe, final, pool, callbacks or [], resume=resume)
+    trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
@@ -84,7 +108,7 @@ def run(
         scores = _test(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(recipe, data, trained, records, seconds, scores)
+    _write_record(recipe, data, trained, records, inputs, seconds, scores)
     return scores
 
 
@@ -116,23 +140,6 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     return scores
 
 
-def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Make sure that the output can be written and holds no started run, or this one if it is resumed."""
-    path = folder / runs.RECIPE_FILE
-    if resume and path.exists() and load_recipe(path, files_may_be_missing=True) != recipe:
-        raise RecipeError(f"{path}: the run was started with another recipe, which cannot be changed midway")
-    if resume and (folder / runs.RECORD_FILE).exists():
-        raise RecipeError(f"{folder}: the run is finished, nothing to resume")
-    # A recipe alone is left by a run that could not start, which may be tried again.
-    started = (runs.TRACE_FILE, runs.STAGES_FOLDER, runs.RECORD_FILE)
-    if not resume and any((folder / name).exists() for name in started):
-        raise RecipeError(f"{folder}: already holds a run; resume it with --resume or choose another output")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecipeError(f"{folder}: cannot be written ({error.strerror})") from error
-
-
 def _divide(
     recipe: Recipe, data: Data, watch: runs.Stopwatch
 ) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
@@ -149,14 +156,25 @@ def _divide(
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
 
 
-def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback], *, resume: bool) -> Trained:
+def _train(
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], *, resume: bool
+) -> Trained:
     """Train a stage to its end and save its model."""
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
     trainer = build_trainer(recipe, stage, data, callbacks)
+    if trainer.is_world_process_zero():
+        if "encoder" not in inputs:
+            _rehearse(recipe, trainer.model, data)
+        inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
+        if (recipe.output / INPUTS_FILE).exists():
+            check_inputs(recipe.output, inputs)
     with watch("tokenise"):
         _ = trainer.tokenised
     if trainer.is_world_process_zero():
+        # An extended run is no longer finished.
+        (folder / runs.RECORD_FILE).unlink(missing_ok=True)
         write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
+        write_inputs(recipe.output, inputs)
         _list_dropped_rows(recipe.output, data.overlaps)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
@@ -173,7 +191,26 @@ def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCall
     if trainer.is_world_process_zero():
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
+        sync_folder(folder / runs.MODEL_FOLDER)
     return Trained(trainer, watch.seconds, probing)
+
+
+def _rehearse(recipe: Recipe, model: SentenceTransformer, data: Data) -> None:
+    """Try on the first rows of each set what comes after training, so that nothing fails only then."""
+    dev = {name: rows.take(range(min(2, len(rows))), rows.fingerprint) for name, rows in data.dev.items()}
+    test = {
+        name: replace(task.take_queries([0]), doc_ids=task.doc_ids[:2], docs=task.docs[:2])
+        for name, task in data.test.items()
+    }
+    logging.disable(logging.INFO)
+    try:
+        with TemporaryDirectory(prefix=".try-", dir=recipe.output) as folder:
+            _rank_dev(recipe, model, dev, Path(folder))
+            evaluate_tasks(model, test, recipe, Path(folder))
+    except (OSError, UnicodeError) as error:
+        raise RecipeError(f"{recipe.output}: results could not be written ({error})") from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
@@ -191,27 +228,38 @@ def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
     folder, trainer = stage_folder(output, stage.name), trained.trainer
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
-        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds}
+        files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
+        # Its model card has the time of training.
+        del files[f"{runs.MODEL_FOLDER}/README.md"]
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds, "files": files}
         runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
     # The other processes read what the first has written.
     trainer.accelerator.wait_for_everyone()
 
 
-def _read_stage(folder: Path) -> dict[str, Any]:
+def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
     record = runs.read_record(folder / runs.RECORD_FILE)
+    if reason := changed_file(folder, record.get("files", {})):
+        raise DataError(f"{folder}: {reason}; delete this folder to train the stage again")
+    if record["steps"] != stage.steps:
+        raise RecipeError(f"{folder}: trained for {record['steps']} steps, the recipe now says {stage.steps}")
     facts = {name: record[name] for name in ("steps", "probing", "seconds")}
     return facts | {"found": read_weights(folder / runs.WEIGHTS_FILE)}
 
 
 def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
     """Write the results of dev queries and score the test sets."""
-    folder, batch_size = recipe.output, recipe.evaluation.batch_size
-    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
-    rank_dev_sets(model, data.dev, prompts, folder / runs.DEV_FOLDER, batch_size=batch_size)
+    folder = recipe.output
+    _rank_dev(recipe, model, data.dev, folder / runs.DEV_FOLDER)
     scores = evaluate_tasks(model, data.test, recipe, folder / runs.EVAL_FOLDER, show_progress=show_progress)
     if recipe.evaluation.bm25:
         evaluate_bm25(data.test, folder / "eval-bm25")
     return scores
+
+
+def _rank_dev(recipe: Recipe, model: SentenceTransformer, dev: Mapping[str, RowSet], folder: Path) -> None:
+    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
+    rank_dev_sets(model, dev, prompts, folder, batch_size=recipe.evaluation.batch_size)
 
 
 def _write_record(
@@ -219,34 +267,19 @@ def _write_record(
     data: Data,
     trained: Trained,
     stages: Mapping[str, Any],
-    seconds: Mapping[str, float],
+    inputs: Inputs,
+    seconds: dict[str, float],
     scores: Mapping[str, Evaluation],
 ) -> None:
-    trainer = trained.trainer
-    gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
-    best = trainer.state.best_model_checkpoint
     record = {
         "name": recipe.name,
         "seed": recipe.seed,
-        "versions": runs.versions(),
-        "device": str(trainer.args.device),
-        "datasets": {
-            name: facts | {"fingerprint": trainer.mixture[name].fingerprint}
-            for name, facts in trainer.describe_datasets().items()
-        },
-        "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
-        "steps": trainer.state.global_step,
-        "selected_step": step_of(best) if best else trainer.state.global_step,
+        "versions": inputs["versions"],
+        "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
+        **record_facts(trained.trainer, seconds, trained.probing),
         "notes": reading_notes(data.train, data.dev, data.test),
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        "probing": {name: trained.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "stages": stages,
-        "tests": {
-            name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
-            for name, task in data.test.items()
-        },
-        "seconds": seconds,
-        "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
-        "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
+        **test_facts(data.test, scores),
     }
     runs.write_record(recipe.output / runs.RECORD_FILE, record)

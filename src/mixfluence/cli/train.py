@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from signal import SIGINT
 from typing import Annotated, NoReturn
 
@@ -38,10 +39,13 @@ def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: Stop
     parsed = read_recipe(recipe, overrides)
     show_log(verbose=_first_process())
     from mixfluence.experiment import run
+    from mixfluence.inputs import in_place
     from mixfluence.report.tables import score_table
     from mixfluence.training.callback import StopOnRequest
     from mixfluence.training.display import ProgressDisplay
 
+    if resume:
+        parsed = in_place(parsed, Path(recipe))
     display = ProgressDisplay(errors, parsed.name)
     scores = run(parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[display, StopOnRequest(signals)])
     if scores:
