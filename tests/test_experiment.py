@@ -81,7 +81,7 @@ class StopAt(TrainerCallback):
 
 
 def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
-    recipe = load_recipe(recipe_path, ["evaluation.bm25=true"])
+    recipe = load_recipe(recipe_path)
     scores = run(recipe)
     folder = recipe.output
     assert load_recipe(folder / "recipe.yaml") == recipe
@@ -96,7 +96,7 @@ def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
     trained = [dataset for line in read_trace(folder / "trace.jsonl")[1:] for dataset in line["trained"]]
     assert len(trained) == 12
     assert sum(read_weights(folder / "weights.json").values()) == pytest.approx(1)
-    assert (folder / "eval-bm25" / "big.jsonl").exists()
+    assert len(list(folder.glob("references/*/big.jsonl"))) == 3
     assert not list(folder.glob("model/**/*.bin"))
     for name in recipe.test:
         kept = read_evaluation(folder / "eval" / f"{name}.jsonl")

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import Data, build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import Data, build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
 from mixfluence.errors import RecipeError
-from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
+from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
-from mixfluence.evaluation.retrieval import evaluate, rank_bm25
+from mixfluence.evaluation.references import References
+from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
 from mixfluence.files import write_text
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
@@ -123,15 +125,19 @@ def evaluate_tasks(
     recipe: Recipe,
     folder: Path | None = None,
     *,
+    references: References | None = None,
     show_progress: bool = False,
 ) -> dict[str, Evaluation]:
     """Score a model on retrieval tasks and, given a folder, write the per-query scores there."""
     scores = {}
     for name, task in tasks.items():
         logger.info("testing on %s: %d queries, %d passages", name, len(task.queries), len(task.docs))
-        scores[name] = evaluate(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
+        found = rank_task(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
+        scores[name] = score_task(task, found)
         if folder:
             write_evaluation(scores[name], folder)
+        if references:
+            references.evaluate(task, found)
     return scores
 
 
@@ -139,7 +145,7 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None)
     """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
     scores = {}
     for name, task in tasks.items():
-        scores[name] = Evaluation(name, score_rankings(rank_bm25(task, 100), task.qrels, task.query_ids))
+        scores[name] = score_task(task, rank_bm25(task))
         if folder:
             write_evaluation(scores[name], folder)
     return scores
@@ -238,10 +244,9 @@ def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progre
     folder, batch_size = recipe.output, recipe.evaluation.batch_size
     prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
     rank_dev_sets(model, data.dev, prompts, folder / runs.DEV_FOLDER, batch_size=batch_size)
-    scores = evaluate_tasks(model, data.test, recipe, folder / runs.EVAL_FOLDER, show_progress=show_progress)
-    if recipe.evaluation.bm25:
-        evaluate_bm25(data.test, folder / "eval-bm25")
-    return scores
+    references = References(recipe, partial(build_model, recipe.model)) if recipe.evaluation.references else None
+    scored = folder / runs.EVAL_FOLDER
+    return evaluate_tasks(model, data.test, recipe, scored, references=references, show_progress=show_progress)
 
 
 def _write_record(

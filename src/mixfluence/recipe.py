@@ -74,7 +74,7 @@ class EvaluationSection(Section):
     """How test sets are evaluated at the end."""
 
     batch_size: Count = 128
-    bm25: bool = False
+    references: bool = True
 
 
 def _static_unless_named(data: Any) -> Any:

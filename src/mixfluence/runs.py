@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
 TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
-DEV_FOLDER = "dev"
+DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 # Written last: a checkpoint without it is incomplete.
 MANIFEST_FILE = "manifest.json"
 
@@ -58,6 +58,7 @@ class Run:
         weights: Final probability of each dataset.
         stages: Traces of the earlier stages, for a method of several.
         dev: Queries of each dev set with their ranks.
+        references: Scores of models without this training, such as "bm25"; of all test sets or none.
     """
 
     path: Path
@@ -68,6 +69,7 @@ class Run:
     weights: dict[str, float] = field(default_factory=dict)
     stages: dict[str, list[TraceLine]] = field(default_factory=dict)
     dev: dict[str, list[DevQuery]] = field(default_factory=dict)
+    references: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -205,6 +207,8 @@ def _upgrade(recipe: dict[str, Any]) -> None:
     training, strategy = recipe.get("training"), recipe.get("strategy")
     if isinstance(training, dict) and "host" in training:
         training["trainer_args"] = training.pop("host")
+    if isinstance(recipe.get("evaluation"), dict):
+        recipe["evaluation"].pop("bm25", None)
     if isinstance(strategy, dict) and (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
 
@@ -217,7 +221,13 @@ def read_run(path: Path) -> Run:
 
     recipe, record = read_run_recipe(path), _record_of(path)
     tested = list(record.get("scores", {}))
-    scores = {found.dataset: found for found in map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))}
+
+    def scores_in(folder: Path) -> dict[str, Evaluation]:
+        found = {own.dataset: own for own in map(read_evaluation, folder.glob("*.jsonl"))}
+        return {name: found[name] for name in tested if name in found}
+
+    scores = scores_in(path / EVAL_FOLDER)
+    references = {folder.name: scores_in(folder) for folder in sorted((path / REFERENCES_FOLDER).glob("*"))}
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
@@ -226,7 +236,8 @@ def read_run(path: Path) -> Run:
     trace = read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else []
     weights = read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {}
     dev = {name: dev[name] for name in recipe.dev if name in dev}
-    return Run(path, recipe, record, trace, {name: scores[name] for name in tested}, weights, found, dev)
+    complete = {name: own for name, own in references.items() if tested and len(own) == len(tested)}
+    return Run(path, recipe, record, trace, scores, weights, found, dev, complete)
 
 
 def _record_of(path: Path) -> dict[str, Any]:
