@@ -141,14 +141,9 @@ def evaluate_tasks(
     return scores
 
 
-def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None) -> dict[str, Evaluation]:
+def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
     """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
-    scores = {}
-    for name, task in tasks.items():
-        scores[name] = score_task(task, rank_bm25(task))
-        if folder:
-            write_evaluation(scores[name], folder)
-    return scores
+    return {name: score_task(task, rank_bm25(task)) for name, task in tasks.items()}
 
 
 def _refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:

@@ -21,6 +21,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
 
 if TYPE_CHECKING:
+    from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.evaluation.dev_queries import DevQuery
     from mixfluence.evaluation.results import Evaluation
     from mixfluence.recipe import Recipe
@@ -189,6 +190,8 @@ def read_run_recipe(path: Path) -> Recipe:
     """Read the recipe of a run folder; `read_run` reads everything."""
     from mixfluence.recipe_yaml import load_recipe
 
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder")
     if not (path / RECIPE_FILE).is_file():
         inside = sorted(str(file.parent) for file in path.glob(f"*/{RECIPE_FILE}"))
         hint = f"; it contains runs: {', '.join(inside)}" if inside else ""
@@ -268,6 +271,22 @@ def read_record(path: Path) -> dict[str, Any]:
 def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
     """Write a record, the last file of a run, of a stage or of a test: whatever has one is finished."""
     write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
+
+
+def write_test(
+    folder: Path, recipe: Recipe, name: str, tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]
+) -> None:
+    """Write the folder of a model that was only tested, which `read_run` reads."""
+    from mixfluence.evaluation.results import write_evaluation
+    from mixfluence.recipe_yaml import dump_recipe
+
+    for evaluation in scores.values():
+        write_evaluation(evaluation, folder / EVAL_FOLDER)
+    write_text(folder / RECIPE_FILE, dump_recipe(recipe))
+    tests = {test: {"fingerprint": task.fingerprint} for test, task in tasks.items()}
+    summaries = {test: evaluation.summary() for test, evaluation in scores.items()}
+    facts = {"name": recipe.name, "reference": name, "seed": recipe.seed, "tests": tests, "scores": summaries}
+    write_record(folder / RECORD_FILE, facts, kind="test")
 
 
 def read_bytes(path: Path) -> bytes:

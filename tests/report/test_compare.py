@@ -22,6 +22,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import MEASURES, Evaluation
 from mixfluence.recipe import Recipe
 from mixfluence.report.compare import compare, overview
+from mixfluence.report.summary import method_of
 from mixfluence.runs import Run
 
 Scores = Mapping[str, Sequence[float]]
@@ -268,3 +269,34 @@ def test_an_overview_takes_any_runs_and_notes_what_differs() -> None:
     assert [found.average(group) is None for group in found.groups] == [False, False, True]
     assert any("averages are over big" in note for note in found.notes)
     assert any("of small differ" in note for note in found.notes)
+
+
+def with_references(run: Run, **shifts: float) -> Run:
+    """A run that was tested along with references, whose scores are shifted."""
+    return replace(run, references={name: made_run("x", shifted(by)).scores for name, by in shifts.items()})
+
+
+def test_references_of_runs_are_rows_below_them_each_once() -> None:
+    tested = {"fusion": 0.07, "zero-shot": -0.1, "bm25": 0.3}
+    runs = [with_references(made_run("a"), **tested), with_references(made_run("a1", seed=1), **tested)]
+    runs.append(with_references(made_run("b", shifted(0.05), strategy="inf-dds"), **tested))
+    found = compare(runs)
+    labels = ["a", "b", "zero-shot minilm", "BM25", "a + BM25", "b + BM25"]
+    assert [row.label for row in found.rows] == labels
+    assert [len(row.runs) for row in found.rows] == [2, 1, 1, 1, 2, 1]
+    averages = [found.average(row) for row in found.rows]
+    assert [score.mean for score in averages if score] == pytest.approx([47.5, 52.5, 37.5, 77.5, 54.5, 54.5])
+    # By default two trained rows are tested; references can be named.
+    assert found.contrast is not None
+    assert (found.contrast.first, found.contrast.second) == (1, 0)
+    named = compare(runs, between=("b + BM25", "BM25")).contrast
+    assert named is not None
+    assert named.average.difference == pytest.approx(-23)
+    assert [method_of(row) for row in found.rows[2:5]] == [
+        ("zero-shot", "-"), ("BM25", "-"), ("Static + BM25", "τ=1"),
+    ]  # fmt: skip
+
+
+def test_a_reference_that_is_given_is_not_shown_twice() -> None:
+    found = compare([with_references(made_run("a"), bm25=0.1), untrained("lexical")])
+    assert [row.label for row in found.rows] == ["a", "lexical"]

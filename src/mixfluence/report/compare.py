@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from mixfluence.evaluation.significance import ROUNDS, Vector
 from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
+REFERENCES = ("zero-shot", "bm25", "fusion")
 TestName = Literal["t", "randomisation"]
 TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
@@ -44,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Paired tests between two groups, given by their positions: of the average over test sets, and of each."""
+    """Paired tests between two rows, given by their positions: of the average over test sets, and of each."""
 
     first: int
     second: int
@@ -69,6 +71,11 @@ class Comparison:
     averaged: tuple[str, ...]
     notes: tuple[str, ...]
     contrast: Contrast | None = None
+
+    @cached_property
+    def rows(self) -> tuple[Group, ...]:
+        """The groups, then the references of their runs: zero-shot, BM25, and the fusion of BM25 with each group."""
+        return *self.groups, *_references(self.groups)
 
     @property
     def on_gpu(self) -> bool:
@@ -144,7 +151,7 @@ def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int,
     """Return the positions of the groups to test."""
     groups = comparison.groups
     if between is not None:
-        first, second = (_position(groups, word) for word in between)
+        first, second = (_position(comparison.rows, word) for word in between)
         if first == second:
             raise RecipeError(f"--between {between[0]} {between[1]}: both are row {first + 1}, expected two rows")
         return first, second
@@ -171,7 +178,7 @@ def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, boo
         interval = significance.bootstrap_interval(values) if bootstrap else None
         return Difference(sum(map(len, values)), significance.average_difference(values), p, p_holm, interval)
 
-    first, second = (comparison.groups[place] for place in pair)
+    first, second = (comparison.rows[place] for place in pair)
     names, measure = comparison.tests, comparison.measure
     found = [_per_query(first, name, measure) - _per_query(second, name, measure) for name in names]
     p_values = [TESTS[test]([values]) for values in found]
@@ -204,6 +211,28 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
             if _changed(test, [run, other]) or scores.per_query.keys() != other.scores[test].per_query.keys():
                 raise DataError(f"{both}: queries, passages or judgements of {test} differ")
     return tuple(run.scores)
+
+
+def _references(groups: Sequence[Group]) -> list[Group]:
+    """Return the references that runs were tested with, each once, except those that are groups themselves."""
+    given = {run.untrained for _, run in labelled(groups)}
+    found: dict[str, Group] = {}
+    for group in groups:
+        for name in group.runs[0].references.keys() - given:
+            label = {"zero-shot": f"zero-shot {group.recipe.model.name}", "bm25": "BM25"}.get(name)
+            if label:
+                found.setdefault(label, Group((label,), (_reference(group.runs[0], name),)))
+            elif all(name in run.references for run in group.runs):
+                labels = tuple(f"{own} + BM25" for own in group.labels)
+                found[labels[0]] = Group(labels, tuple(_reference(run, name) for run in group.runs))
+    return sorted(found.values(), key=lambda group: REFERENCES.index(group.runs[0].untrained or ""))
+
+
+def _reference(run: Run, name: str) -> Run:
+    scores = run.references[name]
+    summaries = {test: found.summary() for test, found in scores.items()}
+    record = {"kind": "test", "reference": name, "scores": summaries, "tests": run.record["tests"]}
+    return Run(run.path, run.recipe, record, scores=scores)
 
 
 def _differences(groups: Sequence[Group]) -> Iterator[str]:
