@@ -219,7 +219,9 @@ def test_costs_have_a_unit_in_which_they_can_be_read(seconds: float, gpus: int, 
     assert sheet.title == f"Cost of a run in {unit}"
     amounts = {column.head: column.cells[0].text for column in sheet.columns}
     # Parts that no row has are left out.
-    assert list(amounts) == ["#", "run", "training", "probing", "total", "× static"]
+    assert list(amounts) == [
+        *("#", "run", "training", "probing", "total", "× static", "steps × static", "step-equivalents")
+    ]
     expected = {"GPU-hours": "8.00", "minutes": "10.00", "seconds": "9.00"}
     assert (amounts["training"], amounts["× static"]) == (expected[unit], "1.00")
 
@@ -237,7 +239,9 @@ def test_a_model_that_was_only_tested_has_no_cost_in_any_format() -> None:
     *_, cost = make_sheets(found)
     assert [cell.text for cell in cost.columns[1].cells] == ["trained"]
     assert [line["cost.total"] for line in csv.DictReader(StringIO(to_csv(found)))] == ["0.5", ""]
-    assert json.loads(to_json(found))["rows"][1]["cost"] == {"total": None, "relative_to_static": None}
+    assert json.loads(to_json(found))["rows"][1]["cost"] == {
+        "total": None, "relative_to_static": None, "step_equivalents": None,
+    }  # fmt: skip
     only = compare([untrained("lexical")])
     assert len(make_sheets(only)) == 1
     assert "BM25" in to_markdown(only)

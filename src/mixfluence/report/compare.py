@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 import numpy as np
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import significance
 from mixfluence.evaluation.significance import ROUNDS, Vector
+from mixfluence.report.curves import step_equivalents
 from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
@@ -104,6 +106,10 @@ class Comparison:
         hours = group.hours(self.on_gpu)
         return sum(hours.values()) if hours else None
 
+    def steps(self, group: Group) -> float | None:
+        """Return the mean work of a run in training steps; None if nothing was trained or it has not finished."""
+        return fmean(map(step_equivalents, group.runs)) if group.hours(self.on_gpu) else None
+
     def relative_cost(self, group: Group) -> float | None:
         """Return the cost divided by that of the static group; None if either is missing."""
         own, base = self.cost(group), self.cost(self.static) if self.static else None
@@ -186,6 +192,23 @@ def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, boo
     results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
     p = TESTS[test](found)
     return Contrast(*pair, test, difference(found, p, p), results)
+
+
+def contrasts(comparison: Comparison, base: int) -> dict[int, Contrast]:
+    """Return t-tests of all other rows against one, for rows with all averaged test sets and the same queries."""
+    names = comparison.averaged
+
+    def queries(row: Group) -> list[Any]:
+        return [[run.scores[name].per_query.keys() for name in names if name in run.scores] for run in row.runs]
+
+    expected = queries(comparison.rows[base])[0] if comparison.rows[base].finished else []
+    usable = bool(names) and len(expected) == len(names)
+    own = replace(comparison, tests=names)
+    return {
+        place: _contrast(own, (place, base), "t", bootstrap=False)
+        for place, row in enumerate(comparison.rows)
+        if place != base and usable and all(found == expected for found in queries(row))
+    }
 
 
 def _per_query(group: Group, dataset: str, measure: str) -> Vector:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from mixfluence.report import tables
-from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
+from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference, contrasts
 from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
@@ -30,6 +30,7 @@ def make_notes(comparison: Comparison) -> list[str]:
     """Return the sentences to print below the tables."""
     notes = list(_test_notes(comparison, comparison.contrast)) if comparison.contrast else []
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
+    notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
     statics = [group for group in comparison.groups if group.recipe.strategy.baseline and comparison.cost(group)]
     if len(statics) > 1:
         notes.append(f"Cost is relative to {statics[0].label}, the first of several static rows.")
@@ -104,11 +105,31 @@ def _cost_sheet(comparison: Comparison) -> list[Sheet]:
     amounts = {part: [factor * own[part] for own in hours] for part in PARTS}
     amounts = {part: own for part, own in amounts.items() if any(own)}
     amounts["total"] = [factor * sum(own.values()) for own in hours]
+    steps = [comparison.steps(group) or 0.0 for group in groups.values()]
     if comparison.static:
         amounts["× static"] = [comparison.relative_cost(group) or 0.0 for group in groups.values()]
+        amounts["steps × static"] = [own / (comparison.steps(comparison.static) or 1.0) for own in steps]
     keys = words("#", list(map(str, groups))), words("run", [group.label for group in groups.values()])
     columns = [numbers(head, [f"{v:.2f}" if v else MISSING for v in own]) for head, own in amounts.items()]
+    columns.append(numbers("step-equivalents", [f"{own:,.0f}" for own in steps]))
     return [Sheet(f"Cost of a run in {unit}", (*keys, *columns), len(keys))]
+
+
+def contrast_sheet(comparison: Comparison, base: int) -> Sheet | None:
+    """Return the differences of all other rows to one, with p-values; None if none can be tested."""
+    if not (found := contrasts(comparison, base)):
+        return None
+    labels = [comparison.rows[place].label for place in found]
+    heads = {name: [own.tests[name] for own in found.values()] for name in comparison.averaged}
+    if len(heads) > 1:
+        heads = {"average": [own.average for own in found.values()], **heads}
+    columns = [
+        Column(head, tuple(Cell(f"{_signed(own.difference)} ({_p(own.p_holm)})", own.significant) for own in results))
+        for head, results in heads.items()
+    ]
+    test = "p of a paired t-test, after Holm's correction over test sets"
+    title = f"Difference to {comparison.rows[base].label} ({test})"
+    return Sheet(title, (words("run", labels), *columns), 1)
 
 
 def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
@@ -177,6 +198,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
 
     sampler, start = method_of(group)
     cost = {"total": comparison.cost(group), "relative_to_static": comparison.relative_cost(group)}
+    cost["step_equivalents"] = comparison.steps(group)
     return {
         "name": group.label,
         "runs": [str(run.path) for run in group.runs],

@@ -150,8 +150,11 @@ def markdown_table(sheet: Sheet) -> str:
 def html_table(sheet: Sheet) -> str:
     """Return a table as HTML with its title as caption."""
     heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
-    head = "".join(f'<th scope="col"><button>{text}</button></th>' for text in heads)
-    starts = ['<td class="number">' if column.numeric else "<td>" for column in sheet.columns]
+    kinds = [' class="number"' if column.numeric else "" for column in sheet.columns]
+    head = "".join(
+        f'<th scope="col"{kind}><button>{text}</button></th>' for kind, text in zip(kinds, heads, strict=True)
+    )
+    starts = [f"<td{kind}>" for kind in kinds]
     rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     caption = f"<caption>{html.escape(sheet.title)}</caption>"
