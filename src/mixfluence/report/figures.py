@@ -145,7 +145,7 @@ def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | N
     if len(targets) * len(found) <= MOST_TEXTS:
         heat["texttemplate"] = "%{text}"
     heat["colorscale"] = [[0, "--c1"], [0.5, "--page"], [1, "--c0"]]
-    layout = _axes("dev set", "dataset") | {"height": 160 + 24 * len(found)}
+    layout = _axes("dev set", "dataset") | {"height": 230 + 24 * len(found)}
     layout["yaxis"]["autorange"] = "reversed"
     yield Chart(_title(f"{prefix}what helps whom: {unit}, mean of the last rounds"), [heat], layout)
 
