@@ -40,8 +40,8 @@ def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: Stop
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
     from mixfluence.runs import read_run
+    from mixfluence.training.callback import StopOnRequest
     from mixfluence.training.display import ProgressDisplay
-    from mixfluence.training.stopping import StopOnRequest
 
     display = ProgressDisplay(errors, parsed.name)
     scores = run(parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[display, StopOnRequest(signals)])

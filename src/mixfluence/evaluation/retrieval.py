@@ -59,7 +59,7 @@ def encode_task(
     texts = {"query": task.queries, "document": task.docs}
     vectors = []
     for kind, encoder in encoders.items():
-        prepared = encoder.prepare(texts[kind], tokenise_texts)
+        prepared = tokenise_texts(texts[kind], encoder.side)
         vectors.append(encoder.encode(prepared, batch_size=batch_size, show_progress=show_progress))
     queries, passages = vectors
     return queries, passages
