@@ -113,6 +113,7 @@ def test_the_model_loads_in_plain_sentence_transformers_and_scores_the_same(reci
     card = (recipe.output / "model" / "README.md").read_text(encoding="utf-8")
     assert "## Training mixture" in card
     assert all(f"| {name} |" in card for name in recipe.train)
+    assert "## Test scores" in card
 
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one(recipe_path: Path, tmp_path: Path) -> None:

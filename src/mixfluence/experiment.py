@@ -22,6 +22,7 @@ from mixfluence.build import Data, build_model, build_trainer, check_training_ar
 from mixfluence.data.formats import read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
+from mixfluence.display import counted
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
@@ -31,6 +32,7 @@ from mixfluence.files import write_text
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
+from mixfluence.report.tables import add_to_card
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import LATEST, step_of, writing
@@ -89,8 +91,8 @@ def run(
 
 def read_data(recipe: Recipe) -> Data:
     """Read training, dev and test data, and drop training rows that contain a test query."""
-    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
-    logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
+    sizes = {"training set": len(recipe.train), "dev set": len(recipe.dev), "test set": len(recipe.test)}
+    logger.info("%s: reading %s", recipe.name, ", ".join(counted(size, kind) for kind, size in sizes.items()))
     test = {name: read_task(name, source) for name, source in recipe.test.items()}
     train = Mixture({name: read_rows(source) for name, source in recipe.train.items()})
     train, overlaps = without_overlap(train, {name: task.queries for name, task in test.items()}, recipe.overlap)
@@ -230,7 +232,9 @@ def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progre
     rank_dev_sets(model, data.dev, prompts, folder / runs.DEV_FOLDER, batch_size=batch_size)
     references = References(recipe, partial(build_model, recipe.model)) if recipe.evaluation.references else None
     scored = folder / runs.EVAL_FOLDER
-    return evaluate_tasks(model, data.test, recipe, scored, references=references, show_progress=show_progress)
+    scores = evaluate_tasks(model, data.test, recipe, scored, references=references, show_progress=show_progress)
+    add_to_card(folder / runs.MODEL_FOLDER / "README.md", scores)
+    return scores
 
 
 def _write_record(

@@ -186,6 +186,12 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
+def checkpoint_files(folder: Path, name: str) -> list[Path]:
+    """Return a file of each checkpoint, by step; a script's own trainer has them directly in its folder."""
+    found = [*folder.glob(f"checkpoint-*/{name}"), *folder.glob(f"{CHECKPOINTS_FOLDER}/checkpoint-*/{name}")]
+    return sorted(found, key=lambda file: int(file.parent.name.rpartition("-")[2]))
+
+
 def read_run_recipe(path: Path) -> Recipe:
     """Read the recipe of a run folder; `read_run` reads everything."""
     from mixfluence.recipe_yaml import load_recipe

@@ -22,7 +22,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import MEASURES, Evaluation
 from mixfluence.recipe import Recipe
 from mixfluence.report.compare import compare, contrasts, overview
-from mixfluence.report.summary import contrast_sheet, method_of
+from mixfluence.report.summary import contrast_sheet, method_of, to_markdown
 from mixfluence.runs import Run
 
 Scores = Mapping[str, Sequence[float]]
@@ -177,8 +177,10 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
     one = made_run("one")
     with pytest.raises(DataError, match=r"^stopped: "):
         compare([one, Run(Path("stopped"), one.recipe)])
-    with pytest.raises(DataError, match=r"^untested: the run has no test results"):
-        compare([made_run("untested", {})])
+    with pytest.raises(DataError, match=r"one and untested cannot be compared: .* small"):
+        compare([one, made_run("untested", {})])
+    with pytest.raises(RecipeError, match=r"no test results"):
+        compare([made_run("untested", {}), made_run("b", {})], between=("b", "untested"))
     fewer = made_run("fewer", {"big": SCORES["big"]})
     expected = r"one and fewer cannot be compared: only one of them was tested on small"
     with pytest.raises(DataError, match=expected):
@@ -314,3 +316,11 @@ def test_any_row_can_be_the_baseline_of_all_others() -> None:
     assert sheet is not None
     assert [column.head for column in sheet.columns] == ["run", "average", "big", "small"]
     assert sheet.columns[1].cells[1].text.startswith("−5.0 (")
+
+
+def test_runs_without_test_sets_are_compared_by_their_cost() -> None:
+    """As those of a training script, which knows no test sets."""
+    found = compare([made_run("a", {}), made_run("b", {}, strategy="inf-dds", seconds={"probe": 600.0})])
+    assert (found.tests, found.contrast) == ((), None)
+    assert found.relative_cost(found.groups[1]) == pytest.approx(4 / 3)
+    assert "| 2 | b | Inf-DDS |" in to_markdown(found)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.live import Live
 from typer import Argument, Option
 
 from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
@@ -17,17 +19,28 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
+WATCH_SECONDS = 2.0
 ENDINGS: dict[str, Format] = {
     **{"": "terminal", ".txt": "terminal", ".md": "markdown"},
     **{".tex": "latex", ".csv": "csv", ".json": "json"},
 }
 
 
-def status(run: RunFolder) -> None:
+def status(
+    run: RunFolder,
+    watch: Annotated[bool, Option("--watch", "-w", help="Refresh every 2 seconds until the run ends.")] = False,
+) -> None:
     """Show the progress of a run and, once it has finished, its scores. Reads the folder alone."""
     from mixfluence.report.status import read_status, status_view
 
-    output.print(status_view(read_status(run)), highlight=False)
+    found = read_status(run)
+    if watch:
+        with Live(console=output, auto_refresh=False, transient=True) as live:
+            while not found.ended:
+                live.update(status_view(found), refresh=True)
+                time.sleep(WATCH_SECONDS)
+                found = read_status(run)
+    output.print(status_view(found), highlight=False)
 
 
 def evaluate(

@@ -199,6 +199,6 @@ class DevEvaluator(BaseEvaluator):
             for task in self._tasks
         }
         scores = {**by_set, "ndcg@10": fmean(by_set.values())}
-        logger.info("step %d: dev NDCG@10 %.4f", steps, scores["ndcg@10"])
+        logger.info("step %d: dev NDCG@10 × 100 is %.1f", steps, 100 * scores["ndcg@10"])
         self.store_metrics_in_model_card_data(model, scores, epoch, steps)
         return scores

@@ -157,13 +157,15 @@ def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int,
     """Return the positions of the groups to test."""
     groups = comparison.groups
     if between is not None:
+        if not comparison.tests:
+            raise RecipeError("--between: the runs have no test results")
         first, second = (_position(comparison.rows, word) for word in between)
         if first == second:
             raise RecipeError(f"--between {between[0]} {between[1]}: both are row {first + 1}, expected two rows")
         return first, second
     means = [score.mean for group in groups if (score := comparison.average(group))]
-    best = sorted(range(len(groups)), key=lambda place: -means[place])
-    return (best[0], best[1]) if len(groups) > 1 else None
+    best = sorted(range(len(means)), key=lambda place: -means[place])
+    return (best[0], best[1]) if len(best) > 1 else None
 
 
 def _position(groups: Sequence[Group], word: str) -> int:
@@ -223,8 +225,8 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
     """Return the test sets of the runs; an error if a run has none, or two runs differ in them."""
     runs = list(labelled(groups))
     for name, run in runs:
-        if not run.scores:
-            raise DataError(f"{name}: the run has {'no test results' if run.finished else 'not finished'}")
+        if not run.finished:
+            raise DataError(f"{name}: the run has not finished")
     (first, run), *others = runs
     for name, other in others:
         both = f"{first} and {name} cannot be compared"

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from mixfluence.influence.settings import FORWARD
-from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
+from mixfluence.runs import MEASURE, Run, TraceLine, checkpoint_files
 from mixfluence.strategies import FINAL
 
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
@@ -95,8 +95,7 @@ def dev_evals(run: Run) -> dict[str, Points]:
 
     The trainer library logs them in its newest checkpoint; a run without checkpoints has none.
     """
-    states = (run.path / CHECKPOINTS_FOLDER).glob("checkpoint-*/trainer_state.json")
-    for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
+    for path in reversed(checkpoint_files(run.path, "trainer_state.json")):
         try:
             history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
         except (ValueError, KeyError):

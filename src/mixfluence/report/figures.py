@@ -138,7 +138,7 @@ def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | N
     values = [[own[target][0] if target in own else None for target in targets] for own in found.values()]
     if not values:
         return
-    texts = [["" if target not in own else _with_error(*own[target]) for target in targets] for own in found.values()]
+    texts = [["" if target not in own else with_error(*own[target]) for target in targets] for own in found.values()]
     largest = max(abs(value) for row in values for value in row if value is not None)
     heat = {"type": "heatmap", "z": values, "text": texts, "hovertemplate": "%{y} → %{x}: %{text}<extra></extra>"}
     heat |= {"x": list(map(_text, targets)), "y": list(map(_text, found)), "zmin": -largest, "zmax": largest}
@@ -150,7 +150,8 @@ def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | N
     yield Chart(_title(f"{prefix}what helps whom: {unit}, mean of the last rounds"), [heat], layout)
 
 
-def _with_error(value: float, error: float | None) -> str:
+def with_error(value: float, error: float | None) -> str:
+    """Return a value with its error, if that is known."""
     return f"{value:+.2g}" if error is None else f"{value:+.2g} ± {error:.1g}"
 
 

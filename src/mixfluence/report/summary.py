@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mixfluence.display import printable
 from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference, contrasts
 from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
@@ -162,7 +163,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 def to_latex(comparison: Comparison) -> str:
     """Return tables for `booktabs`, with titles and notes as comments."""
-    notes = [f"% {tables.printable(note)}" for note in make_notes(comparison)]
+    notes = [f"% {printable(note)}" for note in make_notes(comparison)]
     return "\n".join([r"% \usepackage{booktabs}", *notes, *map(tables.latex_table, make_sheets(comparison))])
 
 
@@ -170,8 +171,12 @@ def to_csv(comparison: Comparison) -> str:
     """Return the rows of `to_json`, a line per group and a column per number, such as `tests.NAME.mean`."""
     import pandas
 
+    def harmless(value: Any) -> Any:
+        # A spreadsheet would execute it.
+        return f"'{value}" if isinstance(value, str) and len(value) > 1 and value[0] in "=+-@\t\r" else value
+
     rows = [_group(comparison, group) for group in comparison.rows]
-    text: str = pandas.json_normalize(rows).to_csv(index=False)
+    text: str = pandas.json_normalize(rows).map(harmless).to_csv(index=False)
     return text
 
 
