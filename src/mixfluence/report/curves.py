@@ -154,8 +154,8 @@ def step_equivalents(run: Run) -> float:
         work += trace[-1]["step"] * (1 + FORWARD if stage.against else 1)
         for update in (line["update"] for line in trace if probing and "update" in line):
             assert probing is not None
-            dev = sum(update["rows"].values()) / rows
-            measured = len(next(iter(update["on_targets"].values()), {})) + len(update["failed"])
+            dev = sum(update.get("rows", {}).values()) / rows
+            measured = len(next(iter(update.get("on_targets", {}).values()), {})) + len(update.get("failed", []))
             batch = (probing.method.batch_size or training.batch_size) / rows
             cost = probing.method.round_cost(measured, batch, probing.steps, dev, processes)
             work += cost if measured else dev * FORWARD

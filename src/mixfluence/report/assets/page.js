@@ -18,7 +18,7 @@ function draw(chart) {
       xaxis: axis, yaxis: axis, hoverlabel: { namelength: -1 }, showlegend: entries > 1,
       margin: { l: 50, r: 10, t: layout.updatemenus ? 40 : 10, b: 40 },
       legend: narrow ? below : {},
-      height: narrow ? 320 + (entries > 1 ? 19 * Math.ceil(entries / (chart.clientWidth < 400 ? 1.5 : 2)) : 0) : 340,
+      height: narrow ? 320 + (entries > 1 ? 19 * Math.ceil(entries / (chart.clientWidth < 400 ? 1 : 2)) : 0) : 340,
     },
   };
   const name = chart.closest("figure").querySelector("figcaption").textContent.replace(/[^\w.-]+/g, "-");
