@@ -21,7 +21,7 @@ from scipy import stats
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import MEASURES, Evaluation
 from mixfluence.recipe import Recipe
-from mixfluence.report.compare import compare, contrasts, overview
+from mixfluence.report.compare import all_contrasts, compare, overview
 from mixfluence.report.summary import contrast_sheet, method_of, to_markdown
 from mixfluence.runs import Run
 
@@ -307,13 +307,11 @@ def test_a_reference_that_is_given_is_not_shown_twice() -> None:
 def test_any_row_can_be_the_baseline_of_all_others() -> None:
     runs = [made_run("a"), made_run("b", shifted(0.1, noise=0.02), strategy="inf-dds"), untrained("lexical")]
     found = overview([*runs, Run(Path("stopped"), runs[0].recipe)])
-    against = contrasts(found, 0)
-    assert list(against) == [1, 2]
-    assert against[1] == compare(runs, between=("b", "a")).contrast
-    assert against[2].average.difference == pytest.approx(-5)
-    assert contrasts(found, 3) == {}
-    sheet = contrast_sheet(found, 0)
-    assert sheet is not None
+    tested = all_contrasts(found)
+    assert {base: list(own) for base, own in tested.items()} == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+    assert tested[0][1] == compare(runs, between=("b", "a")).contrast
+    assert tested[0][2].average.difference == pytest.approx(-5)
+    sheet = contrast_sheet(found, 0, tested[0])
     assert [column.head for column in sheet.columns] == ["run", "average", "big", "small"]
     assert sheet.columns[1].cells[1].text.startswith("−5.0 (")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -133,8 +133,10 @@ def compare(
     groups = tuple(group_by_seed(runs))
     tests = _same_tests(groups)
     found = Comparison(measure, groups, tests, tests, tuple(_differences(groups)))
-    pair = _pair(found, between)
-    return replace(found, contrast=_contrast(found, pair, test, bootstrap)) if pair else found
+    if not (pair := _pair(found, between)):
+        return found
+    scores = [[_per_query(found.rows[place], name, measure) for name in tests] for place in pair]
+    return replace(found, contrast=_contrast(tests, pair, scores, test, bootstrap))
 
 
 def overview(runs: Sequence[Run]) -> Comparison:
@@ -179,16 +181,16 @@ def _position(groups: Sequence[Group], word: str) -> int:
     raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
 
 
-def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, bootstrap: bool) -> Contrast:
-    """Test the per-query scores of two groups, paired by query, each score the mean over the group's seeds."""
+def _contrast(
+    names: Sequence[str], pair: tuple[int, int], scores: Sequence[Sequence[Vector]], test: TestName, bootstrap: bool
+) -> Contrast:
+    """Test the scores of two rows by test set and query, paired by query."""
 
     def difference(values: Sequence[Vector], p: float, p_holm: float) -> Difference:
         interval = significance.bootstrap_interval(values) if bootstrap else None
         return Difference(sum(map(len, values)), significance.average_difference(values), p, p_holm, interval)
 
-    first, second = (comparison.rows[place] for place in pair)
-    names, measure = comparison.tests, comparison.measure
-    found = [_per_query(first, name, measure) - _per_query(second, name, measure) for name in names]
+    found = [first - second for first, second in zip(*scores, strict=True)]
     p_values = [TESTS[test]([values]) for values in found]
     by_test = zip(names, found, p_values, significance.holm(p_values), strict=True)
     results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
@@ -196,20 +198,26 @@ def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, boo
     return Contrast(*pair, test, difference(found, p, p), results)
 
 
-def contrasts(comparison: Comparison, base: int) -> dict[int, Contrast]:
-    """Return t-tests of all other rows against one, for rows with all averaged test sets and the same queries."""
-    names = comparison.averaged
-
-    def queries(row: Group) -> list[Any]:
-        return [[run.scores[name].per_query.keys() for name in names if name in run.scores] for run in row.runs]
-
-    expected = queries(comparison.rows[base])[0] if comparison.rows[base].finished else []
-    usable = bool(names) and len(expected) == len(names)
-    own = replace(comparison, tests=names)
+def all_contrasts(comparison: Comparison) -> dict[int, dict[int, Contrast]]:
+    """Return t-tests of rows against each row as baseline, where both have the same queries of all averaged sets."""
+    names, measure = comparison.averaged, comparison.measure
+    queries: dict[int, set[tuple[int, ...]]] = {}
+    for place, row in enumerate(comparison.rows):
+        if names and comparison.average(row):
+            tables = [[run.scores[name].per_query for name in names] for run in row.runs]
+            queries[place] = {tuple(hash(frozenset(own)) for own in table) for table in tables}
+    scores = {
+        place: [_per_query(comparison.rows[place], name, measure) for name in names]
+        for place, own in queries.items()
+        if len(own) == 1
+    }
     return {
-        place: _contrast(own, (place, base), "t", bootstrap=False)
-        for place, row in enumerate(comparison.rows)
-        if place != base and usable and all(found == expected for found in queries(row))
+        base: {
+            place: _contrast(names, (place, base), (scores[place], scores[base]), "t", bootstrap=False)
+            for place in scores
+            if place != base and queries[place] == queries[base]
+        }
+        for base in scores
     }
 
 

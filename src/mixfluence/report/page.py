@@ -18,7 +18,7 @@ from string import Template
 from mixfluence.errors import DataError
 from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.compare import Comparison, labelled, overview
+from mixfluence.report.compare import Comparison, all_contrasts, labelled, overview
 from mixfluence.report.curves import final_weights
 from mixfluence.report.figures import Chart, charts_of_all, charts_of_run
 from mixfluence.report.summary import MISSING, contrast_sheet, make_notes, make_sheets, method_of, run_label
@@ -61,7 +61,7 @@ def _hash(script: str) -> str:
 
 def _contrasts(found: Comparison) -> str:
     """Return a table of differences for every row as baseline; the reader chooses one."""
-    sheets = {place: sheet for place in range(len(found.rows)) if (sheet := contrast_sheet(found, place))}
+    sheets = {base: contrast_sheet(found, base, own) for base, own in all_contrasts(found).items() if own}
     if not sheets:
         return ""
     first = next((place for place in sheets if found.rows[place] is found.static), next(iter(sheets)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from io import StringIO
 from typing import Any
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mixfluence.display import printable
 from mixfluence.report import tables
-from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference, contrasts
+from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
 from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
@@ -116,10 +116,8 @@ def _cost_sheet(comparison: Comparison) -> list[Sheet]:
     return [Sheet(f"Cost of a run in {unit}", (*keys, *columns), len(keys))]
 
 
-def contrast_sheet(comparison: Comparison, base: int) -> Sheet | None:
-    """Return the differences of all other rows to one, with p-values; None if none can be tested."""
-    if not (found := contrasts(comparison, base)):
-        return None
+def contrast_sheet(comparison: Comparison, base: int, found: Mapping[int, Contrast]) -> Sheet:
+    """Return the differences of other rows to one, with p-values."""
     labels = [comparison.rows[place].label for place in found]
     heads = {name: [own.tests[name] for own in found.values()] for name in comparison.averaged}
     if len(heads) > 1:
