@@ -58,6 +58,7 @@ def recipe_path(tmp_path: Path, tiny_bert_folder: Path) -> Path:
         "train": ["big", "small"],
         "dev": ["small"],
         "test": ["small", "big"],
+        "evaluation": {"references": False},
         "training": {"steps": 12, "batch_size": 8, "learning_rate": 1e-3, "log_every": 2},
         "selection": {"every": 6, "dev": "halves"},
         "output": str(tmp_path / "run"),
@@ -81,7 +82,7 @@ class StopAt(TrainerCallback):
 
 
 def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
-    recipe = load_recipe(recipe_path)
+    recipe = load_recipe(recipe_path, ["evaluation.references=true"])
     scores = run(recipe)
     folder = recipe.output
     assert load_recipe(folder / "recipe.yaml") == recipe

@@ -38,13 +38,13 @@ class _Notes(logging.Handler):
 
 
 def print_line(text: str) -> None:
-    """Print a line of the result without interpreting markup or control characters in it."""
-    output.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    """Print lines of the result without interpreting markup or control characters in them."""
+    output.print(printable(text, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str, style: str = "dim") -> None:
     """Print lines to standard error without interpreting markup or control characters in them."""
-    errors.print(printable(text, keep="\n"), style=style, markup=False, highlight=False, soft_wrap=True)
+    errors.print(printable(text, keep="\n\t"), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def silence_libraries() -> None:
