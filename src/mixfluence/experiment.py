@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -20,21 +21,23 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, read_data
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
+from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
-from mixfluence.evaluation.retrieval import evaluate, rank_bm25
+from mixfluence.evaluation.references import References
+from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.report.tables import add_to_card
 from mixfluence.strategies import Stage
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import (
@@ -118,26 +121,25 @@ def evaluate_tasks(
     recipe: Recipe,
     folder: Path | None = None,
     *,
+    references: References | None = None,
     show_progress: bool = False,
 ) -> dict[str, Evaluation]:
     """Score a model on retrieval tasks and, given a folder, write the per-query scores there."""
     scores = {}
     for name, task in tasks.items():
         logger.info("testing on %s: %d queries, %d passages", name, len(task.queries), len(task.docs))
-        scores[name] = evaluate(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
+        found = rank_task(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
+        scores[name] = score_task(task, found)
         if folder:
             write_evaluation(scores[name], folder)
+        if references:
+            references.evaluate(task, found)
     return scores
 
 
-def evaluate_bm25(tasks: Mapping[str, RetrievalSet], folder: Path | None = None) -> dict[str, Evaluation]:
+def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
     """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
-    scores = {}
-    for name, task in tasks.items():
-        scores[name] = Evaluation(name, score_rankings(rank_bm25(task, 100), task.qrels, task.query_ids))
-        if folder:
-            write_evaluation(scores[name], folder)
-    return scores
+    return {name: score_task(task, rank_bm25(task)) for name, task in tasks.items()}
 
 
 def _divide(
@@ -251,9 +253,10 @@ def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progre
     """Write the results of dev queries and score the test sets."""
     folder = recipe.output
     _rank_dev(recipe, model, data.dev, folder / runs.DEV_FOLDER)
-    scores = evaluate_tasks(model, data.test, recipe, folder / runs.EVAL_FOLDER, show_progress=show_progress)
-    if recipe.evaluation.bm25:
-        evaluate_bm25(data.test, folder / "eval-bm25")
+    references = References(recipe, partial(build_model, recipe.model)) if recipe.evaluation.references else None
+    scored = folder / runs.EVAL_FOLDER
+    scores = evaluate_tasks(model, data.test, recipe, scored, references=references, show_progress=show_progress)
+    add_to_card(folder / runs.MODEL_FOLDER / "README.md", scores)
     return scores
 
 

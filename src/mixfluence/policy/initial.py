@@ -54,7 +54,7 @@ class Temperature(Initial):
     @property
     def label(self) -> str:
         """The temperature."""
-        return f"τ={temperature_label(self.temperature)}"
+        return "uniform" if math.isinf(self.temperature) else f"τ={temperature_label(self.temperature)}"
 
 
 class Weights(Initial):
