@@ -43,7 +43,7 @@ class BeirSource(FileSource):
     def read_rows(self) -> RowSet:
         files = find_beir_files(self.path, self.split)
         options = {"format": "beir", "per": self.per}
-        return convert_once([*chain(*files)], options, lambda notes: _rows(files, self.per, notes))
+        return convert_once([*chain(*files)], options, lambda facts: _rows(files, self.per, facts.notes))
 
     def read_task(self, name: str) -> RetrievalSet:
         return read_task_files(find_beir_files(self.path, self.split), name)
