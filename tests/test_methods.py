@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
-from mixfluence.planning import plan_run
+from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe_yaml import RECIPES, load_recipe
@@ -171,14 +171,16 @@ def test_a_recipe_ships_for_every_method(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", STRATEGIES)
-def test_a_docstring_states_the_cost_of_its_method(method: str) -> None:
+def test_a_docstring_states_the_cost_of_its_method(method: str, tmp_path: Path) -> None:
     text = " ".join(inspect.cleandoc(STRATEGIES[method].__doc__ or "").split())
     assert re.search(r"\bCosts?\b[^.]*training step", text)
     stated = re.search(r"Memory: (\d) parameter size", text)
     assert stated or "no memory" in text
-    recipe = load_recipe(
-        RECIPES / f"english13{'' if method == 'static' else f'-{method}'}.yaml", files_may_be_missing=True
-    )
+    (tmp_path / "weights.json").write_text('{"nq": 1}', encoding="utf-8")
+    own = [f"strategy.run={tmp_path}", "strategy.which=final", "train={nq: {published: {rows: 9}}}"]
+    changes = own if method == "replay" else []
+    path = RECIPES / f"english13{'' if method == 'static' else f'-{method}'}.yaml"
+    recipe = load_recipe(path, changes, files_may_be_missing=True)
     assert plan_run(recipe).sampler_memory == (int(stated[1]) if stated else 0)
 
 
