@@ -44,9 +44,6 @@ class Mixture(dict[str, RowSet]):
             self[name] = _row_set(name, dataset, (columns or {}).get(name))
         if not self:
             raise DataError("a mixture needs at least one dataset")
-        for name in columns or ():
-            if name not in self:
-                raise DataError(f"columns: {unknown_key(name, self)}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -57,6 +54,16 @@ class Mixture(dict[str, RowSet]):
     def fingerprints(self) -> dict[str, str]:
         """A hash of each dataset's content, by which a resumed run checks that nothing has changed."""
         return {name: dataset.fingerprint for name, dataset in self.items()}
+
+
+def train_and_dev(
+    train: Mapping[str, RowSet | Dataset], dev: Mapping[str, RowSet | Dataset] | None, columns: Mapping[str, ColumnMap]
+) -> tuple[Mixture, Mixture | None]:
+    """Return both as mixtures, with the columns of datasets of either."""
+    for name in columns:
+        if name not in (known := [*train, *(dev or ())]):
+            raise DataError(f"columns: {unknown_key(name, known)}")
+    return Mixture(train, columns), Mixture(dev, columns) if dev else None
 
 
 def _row_set(name: str, dataset: RowSet | Dataset, columns: ColumnMap | None) -> RowSet:

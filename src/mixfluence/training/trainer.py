@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
-from mixfluence.data.mixture import Mixture
+from mixfluence.data.columns import ColumnMap
+from mixfluence.data.mixture import Mixture, train_and_dev
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.embedding import shape_free_attention
@@ -54,7 +55,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
     Args:
         args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
             passages), flat or per dataset.
-        train_dataset: Name -> dataset whose columns are anchor, positive and any negatives, by position.
+        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
         dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
             whenever the Trainer evaluates.
         strategy: Decides the probabilities; proportional to size if None.
@@ -65,6 +66,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
             encoders up to twice as fast, which pays off after some thousand steps.
         trace_path: Where to write the trace; `trace.jsonl` in the output folder if None.
+        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
 
     Attributes:
         seconds_before: Training time before the checkpoint that the run was resumed from.
@@ -82,12 +84,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
         packing: bool | None = None,
         compiled: bool = False,
         trace_path: Path | str | None = None,
+        columns: Mapping[str, ColumnMap] | None = None,
         **options: Any,
     ) -> None:
         if train_dataset is None:
             raise DataError("train_dataset: a mixture needs at least one dataset")
-        self.mixture = Mixture(train_dataset)
-        self.dev = Mixture(dev_dataset) if dev_dataset else None
+        self.mixture, self.dev = train_and_dev(train_dataset, dev_dataset, columns or {})
         self.strategy = strategy or Static()
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
