@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from mixfluence.data.cache import cached
+from mixfluence.data.cache import cached, checksum
 from mixfluence.errors import DataError
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def convert_once(files: Sequence[Path], options: Mapping[str, Any], read: Callab
     """
     from datasets import Dataset
 
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
+    content = [(str(file.resolve()), checksum(file)) for file in files]
+    key = json.dumps([READER_VERSION, content, options], sort_keys=True)
 
     def build(folder: Path) -> None:
         facts = Facts()
