@@ -252,7 +252,7 @@ def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     [
         ("", r"t\.csv:1: "),
         ("q,q\na,b\n", r"t\.csv:1: .*'q', 'q'"),
-        ("q,a\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the header"),
+        ("q,a\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the first line"),
         ('q,a\nx,"y\n', r"t\.csv:2: "),
         ('q,a\nx,"y"z\n', r"t\.csv:2: "),
     ],
@@ -295,7 +295,7 @@ def test_bad_parquet_is_refused_with_its_name_and_row(tmp_path: Path) -> None:
 
 def test_a_folder_mixes_formats_in_the_order_of_names(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "b.jsonl.gz", ["b", "b"])
-    (tmp_path / "a.csv").write_text("x,y\na,a\n")
+    (tmp_path / "a.csv").write_text("q,a\na,a\n")
     (tmp_path / ".hidden").write_text("ignored")
     assert [row[0] for row in read(tmp_path)] == ["a", "b"]
     (tmp_path / "README.md").touch()

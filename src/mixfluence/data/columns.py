@@ -80,6 +80,13 @@ def find_roles(record: Mapping[str, Any], where: str, option: str) -> Roles:
     return Roles(anchors[0], positives[0], tuple(negatives), scores)
 
 
+def is_known(column: str) -> bool:
+    """Tell whether a text is a usual name of a column."""
+    name = column.strip().lower()
+    usual = {*ANCHORS, *POSITIVES, *LABELS, *SCORES, "scores", "context", "title", "text", "body", "q", "a", "p"}
+    return name in usual or bool(NEGATIVE.fullmatch(name) or ID.fullmatch(name))
+
+
 def names(columns: Iterable[str]) -> str:
     """Return columns as messages list them."""
     return ", ".join(f"'{column}'" for column in columns) or "none"

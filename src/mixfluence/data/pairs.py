@@ -11,14 +11,18 @@ A positive column of lists gives one row per element, or one row per record with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import codecs
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, field_validator
 
 from mixfluence.data.columns import ColumnMap, Roles, find_roles, mapped_roles, names
 from mixfluence.data.rows import ROWS_PER_BATCH, Facts, Row, RowSet, convert_once
 from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, Record, SourceSection, note_dropped, read_records
+from mixfluence.data.tables import Dialect
 from mixfluence.errors import DataError
 from mixfluence.schema import WholeNumber, short
 
@@ -26,8 +30,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Per = Literal["query", "pair"]
+# Takes the notes that it adds to.
+ReadFiles = Callable[[list[str]], Iterable[Iterable[Record]]]
 
-EXTENSIONS = (".jsonl", ".csv", ".tsv", ".jsonl.gz", ".csv.gz", ".tsv.gz", ".parquet")
+EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz", ".parquet")
 SET_COLUMNS = ("set", "texts")
 LARGEST_SCORE = 3.4e38  # rows store scores as 32-bit floats
 
@@ -45,20 +51,43 @@ class RecordsSource(SourceSection):
     per: Per = "pair"
     negatives: WholeNumber | None = None
 
-    def _convert(self, name: str, files: list[Path], records: Iterable[Iterable[Record]]) -> RowSet:
-        options = self.model_dump(include={"format", "split", "columns", "per", "negatives"})
+    def _convert(self, name: str, files: list[Path], read: ReadFiles) -> RowSet:
+        options = self.model_dump(exclude={"path", "published", "query_prompt", "passage_prompt"})
         reader = RecordReader(name, self.columns, per=self.per, negatives=self.negatives)
-        return convert_once(files, options, lambda facts: reader.read(records, facts))
+        return convert_once(files, options, lambda facts: reader.read(read(facts.notes), facts))
 
 
 class PairsSource(RecordsSource, FileSource):
-    """Pairs, triplets or lists in a jsonl, csv, tsv or parquet file, or in a folder of such files."""
+    """Pairs, triplets or lists in a jsonl, json, csv, tsv or parquet file, or in a folder of such files.
+
+    The dialect of csv and tsv files is detected, and noted if it is unusual, unless it is given: `delimiter`,
+    `quoting` (whether quotes group text), `encoding` (UTF-8 if None) and `header` (whether the first line names the
+    columns; without names the order is anchor, positive, negatives).
+    """
 
     format: Literal["pairs"] = "pairs"
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    quoting: bool | None = None
+    encoding: str | None = None
+    header: bool | None = None
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, encoding: str | None) -> str | None:
+        try:
+            codecs.lookup(encoding or "utf-8")
+        except LookupError as error:
+            raise ValueError(f"expected an encoding such as utf-8 or latin-1, found {encoding!r}") from error
+        return encoding
 
     def read_rows(self) -> RowSet:
         files = _find_files(self.path)
-        return self._convert(str(self.path), files, map(read_records, files))
+        # A user who names columns has seen them in the header.
+        header = True if self.columns and self.header is None else self.header
+        dialect = Dialect(self.delimiter, self.quoting, self.encoding, header)
+        return self._convert(
+            str(self.path), files, lambda notes: (read_records(file, dialect, notes) for file in files)
+        )
 
 
 class HubSource(RecordsSource):
@@ -78,7 +107,7 @@ class HubSource(RecordsSource):
         dataset = self._load()
         # Converted once per downloaded file: a new revision is a new file.
         files = [Path(file["filename"]) for file in dataset.cache_files]
-        return self._convert(self.id, files, [records_of(self.id, dataset)])
+        return self._convert(self.id, files, lambda notes: [records_of(self.id, dataset)])
 
     def _load(self) -> Dataset:
         from datasets import load_dataset  # here, because recipes import the formats without data
