@@ -20,6 +20,7 @@ from mixfluence import runs
 from mixfluence.build import Data, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
+from mixfluence.data.preview import preview
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
@@ -63,6 +64,8 @@ def run(
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
+        for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
+            logger.info("%s", line)
     pool, dataset_shares = _divide(recipe, data, watch)
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
