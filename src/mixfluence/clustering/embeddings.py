@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ class Embedder:
             shape = (len(rows), self._encoder.get_embedding_dimension())
             file = np.lib.format.open_memmap(folder / FILE, "w+", np.float16, shape)
             with torch.autocast("cuda", torch.bfloat16, enabled=self._half):
-                bar = {"console": console, "transient": True, "disable": not console.is_terminal}
+                bar: Any = {"console": console, "transient": True, "disable": not console.is_terminal}
                 for start, chunk in track(zip(starts, chunks, strict=True), "encoding", len(starts), **bar):
                     file[start : start + ROWS_PER_CHUNK] = _encode(chunk, list(self._sides.values()))
             file.flush()

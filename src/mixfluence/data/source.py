@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             # UTF-8 by line, so that errors name the line.
-            lines = io.TextIOWrapper(stream, encoding, newline="\n") if encoding else stream
+            lines: Iterable[Any] = io.TextIOWrapper(stream, encoding, newline="\n") if encoding else stream
             for number, line in enumerate(lines, 1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8") if isinstance(line, bytes) else line
                 yield text.removesuffix("\n").removesuffix("\r")

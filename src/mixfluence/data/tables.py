@@ -38,7 +38,7 @@ def read_table(
         notes.append(f"{path}: read with the delimiter {delimiter!r} and {'quoted' if quoting else 'literal'} quotes")
     reader = _reader(chain(sample, lines), delimiter, quoting)
     try:
-        first = next(reader, [])
+        first: list[str] = next(reader, [])
         if dialect.header is not False:
             _check_header(path, first, certain=dialect.header is True)
         for values in chain([first] if dialect.header is False else [], reader):
@@ -77,7 +77,7 @@ def _detect(sample: list[str], default: str, dialect: Dialect) -> tuple[str, boo
 def _columns(sample: list[str], delimiter: str, quoting: bool) -> list[list[str]]:
     """Return the rows of a sample, none if it is not in this dialect; its last row may be cut off."""
     reader = _reader(iter(sample), delimiter, quoting)
-    rows = []
+    rows: list[list[str]] = []
     try:
         rows += filter(None, reader)
     except csv.Error:
@@ -87,5 +87,5 @@ def _columns(sample: list[str], delimiter: str, quoting: bool) -> list[list[str]
 
 
 def _reader(lines: Iterator[str], delimiter: str, quoting: bool) -> Any:
-    quotes = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
-    return csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, quoting=quotes, strict=True)
+    options: Any = {"delimiter": delimiter, "quoting": csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE}
+    return csv.reader((f"{line}\n" for line in lines), strict=True, **options)
