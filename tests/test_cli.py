@@ -42,6 +42,7 @@ def test_the_program_and_the_module_print_the_version(tmp_path: Path) -> None:
 def test_help_lists_the_verbs(words: list[str], tmp_path: Path) -> None:
     result = mixfluence_here(*words, folder=tmp_path)
     assert all(verb in result.stdout for verb in ("demo", "train", "evaluate", "recipes", "Exit codes"))
+    assert "--install-completion" in result.stdout
     assert "KEY=VALUE" in mixfluence_here("train", "-h", folder=tmp_path).stdout
 
 

@@ -18,10 +18,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.data.formats import read_rows, read_task
+from mixfluence.data.reading import read_data
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation
 from mixfluence.evaluation.retrieval import evaluate
-from mixfluence.experiment import read_data, run
+from mixfluence.experiment import run
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe

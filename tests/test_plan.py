@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from typer.testing import CliRunner
 
+from mixfluence.cli import app
 from mixfluence.cli.plan import plan_view
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.experiment import run
@@ -86,20 +89,19 @@ def shown(plan: Plan) -> str:
         # At steps 89 and 90: after them the learning rate is below a tenth.
         (f"name: inf-dds, update_every: 1, warmup_steps: 89, {PROBE.format('')}", 100 + 2 * 8, 3),
         (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format('')}", 100 + 9 * (3 + 1.5), 1),
-        (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format(', lookahead: true')}", 100 + 9 * (3 * 2.5 + 0.5), 4),
         (f"name: doge, {ALIGNMENT.format('')}", 100 + 9 * 4.5 + 100, 1),
         (f"name: doge, rounds: 2, proxy_steps: 20, {ALIGNMENT.format('')}", 2 * (20 + 4.5) + 100, 1),
-        ("name: doremi", 100 + 400 / 3 + 100, 1),
-        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 40 + 100, 1),
-        ("name: tdro", 100 + 400 / 3 + 100, 1),
+        ("name: doremi", 100 + 500 / 3 + 100, 1),
+        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 50 + 100, 1),
+        ("name: tdro", 100 + 500 / 3 + 100, 1),
         # Sweeps from 10, 30, 50 and 70 with four dev evaluations, and one from 90 whose last would come at 102.
         (
             "name: aioli, update_every: 20, warmup_steps: 10, freeze_below: 0.0, probe: {dev_batch_size: 64}",
             100 + 19 * 0.5,
             0,
         ),
-        # 1120 rows are 17.5 batches.
-        ("name: crisp", 100 + 17.5 / 3, 0),
+        # 1120 rows and 1032 of dev are 33.625 batches.
+        ("name: crisp", 100 + 33.625 / 3, 0),
     ],
 )
 def test_costs_by_hand(tmp_path: Path, strategy: str, cost: float, memory: float) -> None:
@@ -168,8 +170,8 @@ def test_several_processes_draw_larger_batches(tmp_path: Path) -> None:
     few = planned(tmp_path, "strategy.init=uniform", sizes=SIZES | {"c": 10}, processes=3)
     assert epochs(few)["c"] == pytest.approx(100 / 3 * 0.9)
     # Five passes of batches of 640 - 512 at a time -, 320 and 160 rows.
-    held = planned(tmp_path, "strategy.max_epochs=5", processes=8)
-    assert "max_epochs allows 16 batches but the run needs 100: it will be refused" in held.concerns
+    with pytest.raises(RecipeError, match="max_epochs allows 16 batches but the run needs 100"):
+        planned(tmp_path, "strategy.max_epochs=5", processes=8)
 
 
 def test_a_plan_says_on_how_many_processes_it_is(tmp_path: Path) -> None:
@@ -231,11 +233,8 @@ def test_epochs_by_hand(tmp_path: Path) -> None:
             "dev set y: 40 rows guide sampling, fewer than the 256 that an update asks for",
         ),
         (["strategy=doremi"], {}, "training.steps is 100, but with its stages the run trains for 300 steps"),
-        (
-            ["strategy.max_epochs=5"],
-            {},
-            "max_epochs allows 87 batches but the run needs 100: it will be refused",
-        ),
+        (["test={x: {}}"], {}, "dev.x is the same data as test.x: test scores would be too good"),
+        (["dev.x.path=nowhere/a.jsonl"], {}, "dev.x is the same data as train.a: it is trained on"),
     ],
 )
 def test_each_warning_comes_when_it_should(
@@ -271,10 +270,49 @@ def test_weights_that_do_not_exist_are_refused(tmp_path: Path, strategy: str) ->
         planned(tmp_path, f"strategy={{name: {strategy}}}")
 
 
+def test_a_plan_refuses_what_a_run_refuses_all_at_once(recipe_path: Path) -> None:
+    data = recipe_path.parent / "data"
+    (data / "semicolons.csv").write_text("question;answer\na;b\n", encoding="utf-8")
+    (data / "small" / "qrels" / "test.tsv").write_text("nonsense\n", encoding="utf-8")
+    wrong = [
+        f"train.odd={{format: pairs, path: {data}/semicolons.csv, columns: {{anchor: query}}}}",
+        "training.trainer_args={max_grad_nrm: 1.0, adam_beta1: much}",
+        "model.name=./nowhere",
+    ]
+    recipe = load_recipe(recipe_path, wrong)
+    with pytest.raises(MixfluenceError) as refused:
+        plan_run(recipe)
+    named = ("max_grad_nrm", "adam_beta1", "nowhere", "train.odd", "small/qrels/test.tsv")
+    lines = str(refused.value).split("\n")
+    assert [name for name in named if not any(name in line for line in lines)] == []
+    assert len(lines) == len(named)
+    checked = CliRunner().invoke(app, ["recipes", "check", str(recipe_path), *wrong]).exception
+    assert str(checked) == str(refused.value)
+
+
+def test_absent_data_is_said_to_be_absent(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.absent == ["train.a", "train.b", "train.c", "dev.x", "dev.y"]
+    assert "train.a, train.b, train.c and 2 more: not on this machine" in shown(plan)
+
+
+def test_a_taken_output_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").touch()
+    assert any("--resume" in concern for concern in planned(tmp_path, f"output={tmp_path}").concerns)
+
+
 def test_clusters_have_no_share_of_a_dataset(tmp_path: Path) -> None:
     plan = planned(tmp_path, "strategy=crisp")
     assert [(dataset.share, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
     assert "by clusters" in shown(plan)
+    assert plan.encoding == "encodes 2,152 rows with minilm before training"
+
+
+@pytest.mark.slow
+def test_a_plan_times_the_encoding_before_training(recipe_path: Path) -> None:
+    plan = plan_run(load_recipe(recipe_path, ["strategy={name: crisp, encoder: wordllama}"]))
+    assert plan.encoding is not None
+    assert re.match(r"encodes 1\d\d rows with wordllama before training: about [\d.]+ m?s", plan.encoding)
 
 
 def test_what_the_run_would_refuse_is_refused(tmp_path: Path) -> None:
@@ -297,7 +335,7 @@ def test_every_shipped_recipe_can_be_costed_without_its_data(
     plan = plan_run(recipe)
     assert plan.cost >= recipe.training.steps
     known = [dataset.epochs is not None for dataset in plan.datasets]
-    assert known == [recipe.strategy.name != "crisp"] * len(recipe.train)
+    assert known == [not recipe.strategy.clusters] * len(recipe.train)
 
 
 def test_the_learning_rate_goes_up_and_down_in_a_line() -> None:
@@ -324,7 +362,7 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
     [
         "name: inf-dds, update_every: 3, warmup_steps: 2, inner_steps: 2",
         "name: inf-dds, update_every: 1, warmup_steps: 0, subset: 2, reptile: relative, freeze_below: 0.5",
-        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {lookahead: true}",
+        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {preconditioned: true}",
         "name: multidds, update_every: 4, warmup_steps: 12",
         "name: aioli, update_every: 7, warmup_steps: 2, block_steps: 2",
         "name: doge, update_every: 2",
@@ -382,3 +420,11 @@ def test_two_real_processes_do_what_is_planned_for_two(recipe_path: Path) -> Non
         assert dataset.epochs == pytest.approx(
             dataset.share * plan.recipe.training.steps * facts["batch_size"] / facts["rows"]
         )
+
+
+@pytest.mark.parametrize("budget", [0.25, 0.5])
+def test_a_plan_keeps_to_the_budget(tmp_path: Path, budget: float) -> None:
+    free = planned(tmp_path, "strategy={name: inf-dds, update_every: 1}")
+    held = planned(tmp_path, f"strategy={{name: inf-dds, update_every: 1, budget: {budget}}}")
+    assert free.times_static > 1 + budget
+    assert 1 + budget / 2 < held.times_static <= 1 + budget

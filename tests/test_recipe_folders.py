@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -53,3 +54,17 @@ def test_a_folder_without_a_recipe_has_its_own_message(folder: Path) -> None:
     assert "recipe.yaml" not in message_for("place/")
     (folder / "recipe.yaml").mkdir()
     assert message_for("place") == message_for("place/")
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(RecipeError, match=r"pipe\.yaml"):
+        find_recipe(str(tmp_path / "pipe.yaml"))
+
+
+def test_evaluating_a_run_does_not_run_its_code_unasked(folder: Path) -> None:
+    text = SMALL.replace("{name: wordllama}", "{name: x, trust_remote_code: true}") + "test: [pandas]\n"
+    (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    refused = CliRunner().invoke(app, ["evaluate", str(folder)]).exception
+    assert isinstance(refused, RecipeError)
+    assert "--trust-remote-code" in str(refused)

@@ -20,8 +20,10 @@ import yaml
 
 from mixfluence.cli.sweep import parse_axis
 from mixfluence.errors import RecipeError
+from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, TRACE_FILE, read_trace
+from mixfluence.strategies import InfDDS
 from mixfluence.sweep import LOG_FILE, Job, State, build_jobs, run_jobs
 from mixfluence.sweep import _cause as cause
 from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
@@ -65,6 +67,8 @@ def test_words_for_strategies(recipe: str, tmp_path: Path) -> None:
     jobs = build_jobs(recipe, strategies=words, output=tmp_path)
     assert [job.recipe.strategy.name for job in jobs] == ["static", "static", "inf-dds", "crisp"]
     assert jobs[0].recipe.strategy != jobs[1].recipe.strategy
+    (own,) = build_jobs(recipe, strategies=["{name: inf-dds, init: uniform}"])
+    assert (own.name, own.recipe.strategy) == ("name-inf-dds-init-uniform/0", InfDDS(init=UNIFORM))
     with pytest.raises(RecipeError, match="nonsense"):
         build_jobs(recipe, strategies=["nonsense"])
     with pytest.raises(RecipeError, match=r"uniform/0: two runs"):
@@ -144,7 +148,7 @@ def test_a_sweep_runs_reports_failures_and_compares(recipe: str, tiny_bert_folde
         return {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(RECORD_FILE)}
 
     model = str(tiny_bert_folder)
-    planned = sweep("uniform,inf-dds", f"{model},nowhere", "--dry-run")
+    planned = sweep("uniform,{name: inf-dds, init: uniform}", f"{model},nowhere", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.count("(new)") == 4
     assert "in 4 runs" in planned.stdout
@@ -161,17 +165,17 @@ def test_a_sweep_runs_reports_failures_and_compares(recipe: str, tiny_bert_folde
 
     more = sweep("uniform,inf-dds", model)
     assert more.returncode == 0, more.stderr
-    assert "1 runs to do, 1 already finished" in more.stderr
+    assert "runs to do: 1, already finished: 1" in more.stderr
     assert "Inf-DDS" in more.stdout
     assert len(records()) == 2
     assert records()[done] == written
 
     again = sweep("uniform,inf-dds", model)
-    assert "0 runs to do, 2 already finished" in again.stderr
+    assert "runs to do: 0, already finished: 2" in again.stderr
     assert again.stdout == more.stdout
     changed = sweep("uniform,inf-dds", model, "training.steps=4")
     assert changed.returncode == 2
-    assert changed.stderr.count("another recipe") == 1
+    assert changed.stderr.count("another value of training.steps") == 1
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import formatannotation, signature
@@ -19,11 +18,9 @@ from sentence_transformers.util import get_device_name
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer, TrainerCallback
 
-from mixfluence.data.mixture import Mixture, Overlap
-from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import RowSet
+from mixfluence.data.reading import Data
 from mixfluence.encoders import load_encoder
-from mixfluence.errors import RecipeError
+from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
@@ -36,22 +33,6 @@ from mixfluence.training.trainer import MixtureTrainer, check_arguments
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
 SAVE_EVERY = 500
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data of a run: the training sets or clusters of their rows, dev sets that guide or select, and test sets."""
-
-    train: Mixture
-    # For each of `train`, the training set of the recipe whose prompts it has.
-    sources: Mapping[str, str]
-    dev: Mapping[str, RowSet]
-    selection: list[RetrievalSet]
-    test: Mapping[str, RetrievalSet]
-    # Training rows that were dropped.
-    overlaps: list[Overlap]
-    # Probabilities that a clustering or an earlier stage has found.
-    found: Mapping[str, float] = field(default_factory=dict)
 
 
 def stage_folder(output: Path, stage: str) -> Path:
@@ -129,10 +110,15 @@ def _build_loss(
     )
 
 
-def check_training_arguments(recipe: Recipe) -> None:
+def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
     """Refuse, before any data is read, an environment or arguments with which training cannot start."""
-    check_environment()
-    dry_run(_own_arguments(recipe, torch.device(get_device_name()), {}), _trainer_args(recipe))
+    given = _trainer_args(recipe)
+    if planning and torch.cuda.device_count() > 1:
+        return  # the run will be started with torchrun
+    if not planning:
+        check_environment()
+    own = _own_arguments(recipe, torch.device(get_device_name()), {})
+    dry_run(own, given)
 
 
 def check_environment() -> None:
@@ -230,23 +216,30 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     known = set(signature(SentenceTransformerTrainingArguments).parameters)
     own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
     converted = {}
+    problems: list[MixfluenceError] = []
     for name, value in recipe.training.trainer_args.items():
-        if name not in known or name in own:
-            near = get_close_matches(name, known - own, n=1)
-            reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
-        expected: TypeAdapter[Any] = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
-        try:
-            converted[name] = expected.validate_python(value)
-        except ValidationError as error:
-            wanted = formatannotation(types[name]).replace(" | ", " or ")
-            raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
+        with collecting(problems):
+            if name not in known or name in own:
+                near = get_close_matches(name, known - own, n=1)
+                reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
+            converted[name] = _converted(name, value, types[name])
+    refuse(problems)
     if converted.get("neftune_noise_alpha") is not None:
         raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
     if converted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
         raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
     return converted
+
+
+def _converted(name: str, value: Any, type_: Any) -> Any:
+    expected: TypeAdapter[Any] = TypeAdapter(type_, config=ConfigDict(arbitrary_types_allowed=True))
+    try:
+        return expected.validate_python(value)
+    except ValidationError as error:
+        wanted = formatannotation(type_).replace(" | ", " or ")
+        raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
 
 
 def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:

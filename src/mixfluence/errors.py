@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 
 class MixfluenceError(Exception):
     """Base class of errors whose message says what to change."""
@@ -13,3 +16,18 @@ class RecipeError(MixfluenceError):
 
 class DataError(MixfluenceError):
     """A data file is missing, damaged or not in its format."""
+
+
+@contextmanager
+def collecting(problems: list[MixfluenceError]) -> Iterator[None]:
+    """Put an error of a block into a list, so that all problems can be reported at once by `refuse`."""
+    try:
+        yield
+    except MixfluenceError as error:
+        problems.append(error)
+
+
+def refuse(problems: Sequence[MixfluenceError]) -> None:
+    """Raise collected errors as one, with a line for each."""
+    if problems:
+        raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems)))) from problems[0]

@@ -17,11 +17,12 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import Data, build_trainer, check_training_arguments, stage_folder
-from mixfluence.data.formats import read_rows, read_task, reading_notes
-from mixfluence.data.mixture import Mixture, Overlap, without_overlap
+from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.data.formats import reading_notes
+from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
-from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
+from mixfluence.data.reading import Data, read_data
+from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
@@ -61,6 +62,8 @@ def run(
     folder = recipe.output
     _refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
+    for doubt in recipe.doubts():
+        logger.warning("%s", doubt)
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
@@ -86,28 +89,6 @@ def run(
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
     _write_record(recipe, data, trained, records, seconds, scores)
     return scores
-
-
-def read_data(recipe: Recipe) -> Data:
-    """Read training, dev and test data, and drop training rows that contain a test query."""
-    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
-    logger.info("%s: reading %d training sets, %d dev sets, %d test sets", recipe.name, *sizes)
-    test = {name: read_task(name, source) for name, source in recipe.test.items()}
-    train = Mixture({name: read_rows(source) for name, source in recipe.train.items()})
-    train, overlaps = without_overlap(train, {name: task.queries for name, task in test.items()}, recipe.overlap)
-    dev = {name: read_rows(source) for name, source in recipe.dev.items()}
-    for note in (note for rows in (*train.values(), *dev.values()) for note in rows.notes):
-        logger.warning("%s", note)
-    for overlap in overlaps:
-        logger.warning("%s: dropped, see %s", overlap, runs.OVERLAP_FILE)
-    selection = []
-    if recipe.selection:
-        selection = [read_task(name, source) for name, source in recipe.dev.items()]
-        if recipe.selection.dev == "halves":
-            dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
-            selection = [selecting_half(task) for task in selection]
-        selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
-    return Data(train, {name: name for name in train}, dev, selection, test, overlaps)
 
 
 def evaluate_tasks(

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixfluence.errors import DataError
+from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector, cap
+from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
+from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
-
-if TYPE_CHECKING:
-    from mixfluence.data.formats import Source
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
-# A stage trained against a reference model: one more forward pass, and the reference's parameters.
-AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
+# A stage trained against a reference model: a forward pass of both without dropout, and the reference's parameters.
+AGAINST_COST, AGAINST_MEMORY = 1 + 2 * FORWARD, 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
@@ -70,6 +68,8 @@ class Plan:
     Attributes:
         guides: Rows of each dev set that guides sampling.
         clustering: Cost of clustering before training.
+        encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
+        absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
     """
 
     recipe: Recipe
@@ -78,6 +78,8 @@ class Plan:
     guides: dict[str, int]
     stages: list[StagePlan]
     clustering: float
+    encoding: str | None
+    absent: list[str]
 
     @property
     def cost(self) -> float:
@@ -108,24 +110,32 @@ class Plan:
 def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
     """Return what a recipe will cost on some processes, such as one per GPU.
 
-    Data on this machine is counted. For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's
-    `published.rows` count.
+    Whatever a run would refuse before its first step is refused here, all of it at once. Data on this machine is read.
+    For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's `published.rows` count.
     """
-    training, clusters = recipe.training, recipe.strategy.clusters
-    train = _count("train", recipe.train)
+    problems: list[MixfluenceError] = []
+    checked = preflight(recipe, problems)
+    with collecting(problems):
+        if checked:
+            plan = _plan(recipe, checked, processes)
+            _check_epoch_limit(plan)
+    refuse(problems)
+    return plan
+
+
+def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
+    training, clusters, train = recipe.training, recipe.strategy.clusters, checked.train
     stages: list[tuple[Stage, Strategy]] = []
     for stage in recipe.strategy.stages(recipe):
         strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
-    guides: dict[str, int] = {}
-    if any(strategy.probing for _, strategy in stages):
-        guides = _count("dev", recipe.dev, halves=recipe.selection is not None and recipe.selection.dev == "halves")
     datasets = _plan_datasets(recipe, *stages[0], train, processes)
-    planned = [_plan_stage(recipe, stage, strategy, train, guides, processes) for stage, strategy in stages]
+    planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
-    forward = sum(train.values()) / (training.batch_size * training.gradient_accumulation) * FORWARD
-    return Plan(recipe, processes, datasets, guides, planned, forward if clusters else 0.0)
+    clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
+    guides = checked.dev if any(strategy.probing for _, strategy in stages) else {}
+    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -133,24 +143,6 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
     if step < warmup_steps:
         return step / warmup_steps
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
-
-
-def _count(section: str, sources: Mapping[str, Source], *, halves: bool = False) -> dict[str, int]:
-    """Return the rows of each dataset, or of the half that guides."""
-    rows = {}
-    for name, source in sources.items():
-        if source.on_disk:
-            from mixfluence.data.formats import read_rows
-            from mixfluence.data.retrieval import guiding_half
-
-            found = read_rows(source)
-            rows[name] = len(guiding_half(name, found) if halves else found)
-        elif source.published and source.published.rows:
-            rows[name] = source.published.rows // (2 if halves else 1)
-        else:
-            hint = f"give its size as {section}.{name}.published.rows to plan without it"
-            raise DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}")
-    return rows
 
 
 def _plan_datasets(
@@ -187,14 +179,16 @@ def _plan_stage(
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
     update_cost, possible = dev * FORWARD, strategy.candidates()
-    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
     if len(possible):
         measured = min(probing.subset or len(possible), len(possible))
         sharing = 1 if method.alone else processes
         sizes = np.array(list(train.values()))[possible]
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
         update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
-        memory += method.memory(probing.reptile) if updates else 0.0
+    strategy.space_rounds(update_cost, stage.steps)
+    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    if len(possible) and updates:
+        memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
     dev_rows = method.dev_batch_size
     return StagePlan(stage.name, stage.steps, step_cost, len(updates), first, update_cost, dev_rows, memory)
@@ -221,6 +215,8 @@ def _batch_rows(sizes: Vector, batch_size: int, processes: int) -> Vector:
 def _concerns(plan: Plan) -> Iterator[str]:
     training = plan.recipe.training
     batch = training.batch_size * plan.processes
+    yield from plan.recipe.doubts()
+    yield from _of_this_machine(plan)
     for dataset in plan.datasets:
         if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:
             yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
@@ -228,7 +224,6 @@ def _concerns(plan: Plan) -> Iterator[str]:
             yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
         if dataset.rows < batch:
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
-    yield from _epoch_limit(plan)
     if len(plan.stages) > 1:
         total = sum(stage.steps for stage in plan.stages)
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
@@ -238,6 +233,13 @@ def _concerns(plan: Plan) -> Iterator[str]:
     for name, rows in plan.guides.items():
         if rows < wanted:
             yield f"dev set {name}: {rows:,} rows guide sampling, fewer than the {wanted:,} that an update asks for"
+
+
+def _of_this_machine(plan: Plan) -> Iterator[str]:
+    if not plan.absent and not model_is_here(plan.recipe.model):
+        yield f"{plan.recipe.model.name}: not on this machine, so it is downloaded when the run starts"
+    if (plan.recipe.output / TRACE_FILE).exists():
+        yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
 
 
 def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
@@ -250,7 +252,7 @@ def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
         yield f"the first update is at step {first}, when {when}"
 
 
-def _epoch_limit(plan: Plan) -> Iterator[str]:
+def _check_epoch_limit(plan: Plan) -> None:
     strategy, training = plan.recipe.strategy, plan.recipe.training
     # Clusters have sizes of their own.
     if strategy.max_epochs is None or strategy.clusters:
@@ -259,4 +261,5 @@ def _epoch_limit(plan: Plan) -> Iterator[str]:
     batches = np.floor(strategy.max_epochs * rows) // _batch_rows(rows, training.batch_size, plan.processes)
     needed = training.steps * training.gradient_accumulation
     if batches.sum() < needed:
-        yield f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}: it will be refused"
+        allowed = f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}"
+        raise RecipeError(f"strategy.{allowed}: raise max_epochs or train for fewer steps")

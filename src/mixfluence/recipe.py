@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.data.formats import Source, check_defaults, fill_sources
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
@@ -20,6 +22,19 @@ class ModelSection(Section):
     passage_length: Count | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _static_embedding(self) -> Self:
+        if self.name == "wordllama" and (self.pooling or self.query_length or self.passage_length):
+            raise ValueError("'wordllama' has no pooling and no length limits; write model={name: wordllama}")
+        return self
+
+
+def _folder_name(value: str) -> str:
+    # The default output is `runs/NAME`.
+    if Path(value).name != value or "\\" in value:
+        raise ValueError(f"expected a name that can be a folder's, found {value!r}")
+    return value
 
 
 def _known_loss(value: Any) -> Any:
@@ -85,7 +100,7 @@ class Recipe(Section):
     the section unless given.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(_folder_name)]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     model: ModelSection
     train: Annotated[dict[str, Source], Field(min_length=1)]
@@ -115,22 +130,48 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.strategy.check(self)
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        try:
+            self.strategy.check(self)
+        except ValueError as error:
+            yield str(error)
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
-                raise ValueError(f"dev.{name}: its prompts differ from those of train.{name}")
-        if self.selection is not None:
-            self._check_selection(self.selection)
-        return self
-
-    def _check_selection(self, selection: SelectionSection) -> None:
+                yield f"dev.{name}: its prompts differ from those of train.{name}"
+        if self.selection is None:
+            return
+        every, steps = self.selection.every, self.training.steps
         if not self.dev:
-            raise ValueError("selection: needs at least one dev set")
+            yield "selection: needs at least one dev set"
         if self.training.save_every is not None:
-            raise ValueError("training.save_every: leave it out, selection saves a checkpoint at every evaluation")
-        if self.training.steps % selection.every:
-            raise ValueError(
-                f"selection.every: {selection.every} must divide training.steps ({self.training.steps}), "
-                "or the last step would never be a candidate"
-            )
+            yield "training.save_every: leave it out, selection saves a checkpoint at every evaluation"
+        if steps % every:
+            candidate = "or the last step would never be a candidate"
+            yield f"selection.every: {every} must divide training.steps ({steps}), {candidate}"
+
+    def doubts(self) -> Iterator[str]:
+        """Yield a sentence for all data that has two roles, which is possible but rarely meant."""
+        consequences = {"train": "it is trained on", "test": "test scores would be too good"}
+        for name, source in self.dev.items():
+            for section, consequence in consequences.items():
+                for other, same in getattr(self, section).items():
+                    if type(source) is type(same) and source.location == same.location:
+                        yield f"dev.{name} is the same data as {section}.{other}: {consequence}"
+
+
+def changed_keys(old: Recipe, new: Recipe) -> list[str]:
+    """Return the keys whose values differ between two recipes, such as `training.steps`."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    return [key for key in before | after if before.get(key) != after.get(key)]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return flat

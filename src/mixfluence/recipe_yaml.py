@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.runs import RECIPE_FILE
-from mixfluence.schema import error_message, short
+from mixfluence.schema import error_message, short, unknown_key
 
 RECIPES = Path(__file__).parent / "recipes"
+# Mappings of keys, merged with those of the recipe that is extended. Others are replaced: datasets, weights.
+SECTIONS = {
+    *("model", "defaults", "training", "trainer_args", "selection", "evaluation"),
+    *("strategy", "rule", "probe", "alignment", "reptile"),
+}
+DATASETS = {"train", "dev", "test"}
+# Sections whose keys depend on their name; of a model these, while lengths are the recipe's choice for any.
+NAMED = ["model"], ["strategy"], ["rule"]
+OF_A_MODEL = {"pooling", "revision", "trust_remote_code"}
 # Sections that a bare word may stand for: the key whose value it is.
 BARE_VALUES = {"strategy": "name", "rule": "name", "reptile": "rate"}
 FLOAT = r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.?\d+[eE][-+]?\d+|\.\d+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
@@ -60,8 +68,10 @@ def find_recipe(name: str) -> Path:
     if path.is_dir():
         inside = f"; its recipe is {path / RECIPE_FILE}" if (path / RECIPE_FILE).is_file() else ""
         raise RecipeError(f"{path}: expected a recipe file, found a folder{inside}")
-    if path.exists():
+    if path.is_file():
         return path
+    if path.exists():
+        raise RecipeError(f"{path}: expected a recipe file, found a pipe or a device")
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.exists() and path.name == name:
         return shipped
@@ -83,8 +93,9 @@ def load_recipe(
 ) -> Recipe:
     """Read and validate a recipe, with overrides such as `training.steps=100`, whose values are YAML.
 
-    A recipe with `extends: NAME` inherits every top-level key of that recipe that it does not set itself. `upgrade`
-    changes the values of a recipe of an earlier version in place.
+    A recipe with `extends: NAME` inherits every key of that recipe that it does not set itself. Keys of a strategy,
+    rule or model are not inherited by one of another name; datasets and initial weights are replaced as a whole.
+    `upgrade` changes the values of a recipe of an earlier version in place.
     """
     data, tree = _read(path)
     if upgrade:
@@ -94,7 +105,7 @@ def load_recipe(
     try:
         return Recipe.model_validate(data, context={"files_may_be_missing": files_may_be_missing})
     except ValidationError as error:
-        raise RecipeError(f"{path}:{_located(tree, error.errors()[0])}") from error
+        raise RecipeError("\n".join(f"{path}:{text}" for text in _described(tree, error))) from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -125,8 +136,28 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         parent = find_recipe(name)
         if parent.resolve() in (path.resolve(), *extending):
             raise RecipeError(f"{place}: extends itself")
-        data = _read(parent, (path.resolve(), *extending))[0] | data
+        data = _merged(_read(parent, (path.resolve(), *extending))[0], data)
     return data, tree
+
+
+def _merged(inherited: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    merged = inherited | own
+    for key in SECTIONS & inherited.keys() & own.keys():
+        old, new = (_spelled_out(key, values[key]) for values in (inherited, own))
+        if isinstance(old, dict) and isinstance(new, dict) and not _renamed(key, old, new):
+            merged[key] = _merged(old, new)
+    return merged
+
+
+def _renamed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether a section names another strategy, rule or model, whose keys are not those of the old one."""
+    before = old.get("name", "static" if key == "strategy" else None)
+    return "name" in new and new["name"] != before
+
+
+def _spelled_out(key: str, value: Any) -> Any:
+    """Return the mapping that a word abbreviates."""
+    return {BARE_VALUES[key]: value} if isinstance(value, str) and key in BARE_VALUES else value
 
 
 def _parse(text: str) -> tuple[Any, yaml.Node | None]:
@@ -137,36 +168,48 @@ def _parse(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def _apply(override: str, data: dict[str, Any]) -> None:
-    place, equals, value = override.partition("=")
+    place, equals, text = override.partition("=")
     if not equals or not place:
         raise RecipeError(f"override {short(override)}: expected key=value, such as training.steps=100")
     *parents, last = place.split(".")
     section: Any = data
-    for parent in parents:
-        word = section.get(parent)
-        if word is None or isinstance(word, str):
-            # The mapping that a word abbreviates, so that an override can add to it.
-            section[parent] = {BARE_VALUES[parent]: word} if word and parent in BARE_VALUES else {}
+    for depth, parent in enumerate(parents):
+        value = _spelled_out(parent, section.get(parent))
+        if isinstance(value, list) and depth == 0:
+            value = dict.fromkeys(map(str, value))
+        if depth == 1 and parents[0] in DATASETS and parent not in section:
+            raise RecipeError(f"override {short(override)}: {unknown_key(parent, section)}")
+        section[parent] = {} if value is None or isinstance(value, str) else value
         section = section[parent]
         if not isinstance(section, dict):
             raise RecipeError(f"override {short(override)}: {parent!r} is not a mapping in the recipe")
     try:
-        section[last] = yaml.load(value, Loader=_Loader)
+        new = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"override {short(override)}: the value is not valid YAML") from error
+    if last == "name" and parents[-1:] in NAMED and _renamed(parents[-1], section, {"name": new}):
+        for key in OF_A_MODEL & section.keys() if parents == ["model"] else list(section):
+            del section[key]
+    section[last] = new
 
 
-def _located(tree: yaml.Node, error: ErrorDetails) -> str:
-    """Return line, key and message of an error."""
-    keys, message = list(error["loc"]), error_message(error)
-    # An error about several keys has no location, and one about a name that is not registered has that of its
-    # section: both messages start with the key.
-    if not keys or message.startswith(("name: ", "format: ")):
-        first, separator, rest = message.partition(": ")
-        if separator and re.fullmatch(r"[\w.]+", first):
-            keys, message = [*keys, *first.split(".")], rest
-    line = _line(tree, [*keys, *re.findall(r"unknown key '([^']*)'", message)])
-    return f"{line}: {'.'.join(map(str, keys))}{': ' if keys else ''}{message}"
+def _described(tree: yaml.Node, error: ValidationError) -> Iterator[str]:
+    """Yield line, key and message of every error; keys with the same error on the same line share one."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for details in error.errors():
+        for message in error_message(details).split("\n"):
+            keys = list(details["loc"])
+            # An error about several keys has no location, and one about a name that is not registered has that of its
+            # section: both messages start with the key.
+            if not keys or message.startswith(("name: ", "format: ")):
+                first, separator, rest = message.partition(": ")
+                if separator and re.fullmatch(r"[\w.]+", first):
+                    keys, message = [*keys, *first.split(".")], rest
+            line = _line(tree, [*keys, *re.findall(r"unknown key '([^']*)'", message)])
+            found.setdefault((line, message), []).append(".".join(map(str, keys)))
+    for (line, message), places in sorted(found.items()):
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"{line}: {places[0]}{more}{': ' if places[0] else ''}{message}"
 
 
 def _line(node: yaml.Node, keys: Sequence[str | int]) -> int:

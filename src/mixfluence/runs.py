@@ -201,12 +201,17 @@ def read_run_recipe(path: Path) -> Recipe:
 
 
 def _upgrade(recipe: dict[str, Any]) -> None:
-    """Rename keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
+    """Rename or drop keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
     training, strategy = recipe.get("training"), recipe.get("strategy")
     if isinstance(training, dict) and "host" in training:
         training["trainer_args"] = training.pop("host")
-    if isinstance(strategy, dict) and (strategy.get("probe") or {}).get("snapshot") == "host":
+    if not isinstance(strategy, dict):
+        return
+    if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
+    for section, key, default in (strategy, "focus", 1.0), (strategy.get("alignment") or {}, "lookahead", False):
+        if section.get(key) == default:
+            del section[key]
 
 
 def read_run(path: Path) -> Run:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from mixfluence.errors import RecipeError
 
@@ -20,6 +29,8 @@ else:
 
 # Far below the largest 32-bit float, so that products with such a number do not overflow.
 LARGEST = 1e30
+# The type of an error whose message is in our words.
+OURS = "mixfluence"
 PathLike = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 WholeNumber = Annotated[int, Field(ge=0, lt=2**31)]
@@ -47,9 +58,9 @@ class _SectionType(ModelMetaclass):
         try:
             return super().__call__(**dict(zip(section.model_fields, args, strict=False)), **options)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, (cls.__name__, *first["loc"])))
-            raise RecipeError(f"{place}: {error_message(first)}") from error
+            places = [".".join(map(str, (cls.__name__, *each["loc"]))) for each in error.errors()]
+            lines = [f"{place}: {error_message(each)}" for place, each in zip(places, error.errors(), strict=True)]
+            raise RecipeError("\n".join(lines)) from error
 
 
 class Section(BaseModel, metaclass=_SectionType):
@@ -57,15 +68,44 @@ class Section(BaseModel, metaclass=_SectionType):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    @model_validator(mode="before")
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Yield what differs from the defaults."""
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) != field.get_default(call_default_factory=True):
+                yield name, getattr(self, name)
+
+    __str__ = BaseModel.__repr__
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError(f"expected a mapping with keys such as {', '.join(list(cls.model_fields)[:3])}")
-        for key in data:
-            if key not in cls.model_fields:
-                raise ValueError(unknown_key(key, cls.model_fields))
-        return data
+    def _explain_errors(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return build(data)
+        except ValidationError as error:
+            details = [_readable(cls, each) for each in error.errors()]
+            raise ValidationError.from_exception_data(cls.__name__, details) from error
+
+
+def _readable(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
+    """Return an error of a section in our words, for an unknown key with the nearest known one."""
+    keys, message = error["loc"], error_message(error)
+    if error["type"] == "extra_forbidden" and len(keys) == 1:
+        message = unknown_key(keys[0], section.model_fields, _nested_keys(section))
+        keys = ()
+    elif error["type"] == "model_type" and not keys:
+        message = f"expected a mapping with keys such as {', '.join(list(section.model_fields)[:3])}"
+    own = PydanticCustomError(OURS, "{message}", {"message": message})
+    return InitErrorDetails(type=own, loc=keys, input=error["input"])
+
+
+def _nested_keys(section: type[Section]) -> dict[str, str]:
+    """Return where keys of sections inside a section are: `steps` is `training.steps`."""
+    inside: dict[str, str] = {}
+    for name, field in section.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                inside |= {key: f"{name}.{key}" for key in kind.model_fields}
+    return inside
 
 
 def registered(
@@ -91,9 +131,9 @@ def registered(
     return BeforeValidator(build)
 
 
-def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return the message for a key that does not exist, with the nearest one that does."""
-    near = get_close_matches(str(key), known, n=1, cutoff=0.5)
+def unknown_key(key: object, known: Iterable[str], nested: Mapping[str, str] | None = None) -> str:
+    """Return the message for a key that does not exist, with the nearest one that does, or the same one elsewhere."""
+    near = [nested[str(key)]] if nested and key in nested else get_close_matches(str(key), known, n=1, cutoff=0.5)
     return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
 
 
@@ -102,7 +142,7 @@ def error_message(error: ErrorDetails) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "missing":
         return "this key is missing"
-    if error["type"] == "value_error":
+    if error["type"] in {"value_error", OURS}:
         return message
     return f"{message[0].lower()}{message[1:]}, found {short(error['input'])}"
 

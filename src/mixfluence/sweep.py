@@ -25,7 +25,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mixfluence.errors import RecipeError
-from mixfluence.recipe import Recipe
+from mixfluence.recipe import Recipe, changed_keys
 from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER
 
@@ -145,7 +145,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     """
     waiting = [job for job in jobs if job.state() is not State.FINISHED]
     _check(waiting, processes, gpus)
-    logger.info("%d runs to do, %d already finished", len(waiting), len(jobs) - len(waiting))
+    logger.info("runs to do: %d, already finished: %d", len(waiting), len(jobs) - len(waiting))
     environment = (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
@@ -176,7 +176,10 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
 
 def _check(jobs: Sequence[Job], processes: int, gpus: int) -> None:
     if foreign := [job for job in jobs if job.state() is State.FOREIGN]:
-        raise RecipeError(f"{foreign[0].folder}: contains a run of another recipe; choose another output or delete it")
+        first = foreign[0]
+        changed = changed_keys(load_recipe(first.folder / RECIPE_FILE, files_may_be_missing=True), first.recipe)
+        other = f"contains a run of another recipe (another value of {', '.join(changed)})"
+        raise RecipeError(f"{first.folder}: {other}; choose another output or delete it")
     if not jobs or gpus == 1:
         return
     if processes > 1:
@@ -218,6 +221,8 @@ def _signals_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt(number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # nohup ignores SIGHUP, and the sweep goes on.
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield

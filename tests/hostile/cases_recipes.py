@@ -79,7 +79,7 @@ CASES = [
     change("a recipe that extends a list", "name: tiny", "name: tiny\nextends: [a]", "recipe.yaml:2", "extends"),
     override("no value", "training.steps", "'training.steps'", says="expected key=value"),
     override("a value that is not YAML", "'training.steps=[1'", "training.steps=[1"),
-    override("a key below a list", "train.near.split=all", "train.near.split=all", "'train'"),
+    override("a key below a list", "train.naer.split=all", "train.naer.split=all", "'near'"),
     trained("too many epochs", "dev: [dev]", STRATEGY + "{max_epochs: 0.1}", "max_epochs"),
     trained("a floor too high", "dev: [dev]", STRATEGY + "{floor: 0.9}", "floor of 0.9"),
     trained(

@@ -6,6 +6,7 @@ Nothing that a file contains is run. The wording is checked for one case of each
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ CASES = {
 }
 
 
+# What a plan cannot know, or should not refuse because the run may be meant for another machine.
+ONLY_TRAIN = {
+    "a distillation metric without teacher scores",
+    "a learning rate of no parameter",
+    "a hub id without network",
+    "the folder of a finished run",
+    "an output folder that the system refuses",
+    "a full disk at the first checkpoint",
+    "compiling without a GPU",
+    "an incomplete process group",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_one_error_line_names_the_place(
@@ -38,6 +52,10 @@ def test_one_error_line_names_the_place(
     # Empty, because a cached copy would hide damaged data.
     monkeypatch.setenv("MIXFLUENCE_CACHE", str(folder / "own-cache"))
     prepare(case, folder)
+    trains = case.command.startswith("train recipe.yaml") and "--resume" not in case.command
+    if trains and case.what not in ONLY_TRAIN:
+        plan = replace(case, command=case.command.replace("train", "plan", 1))
+        assert run_program(plan, folder) == case.code, "plan accepts what train refuses"
     capfd.readouterr()
     code = run_program(case, folder)
     message = error_line(capfd.readouterr().err, folder)

@@ -158,9 +158,11 @@ def _uses(name: str, module: ModuleType, package: str) -> bool:
 
 
 def error_line(errors: str, folder: Path) -> str:
-    """Return the one error message, the last line printed, with paths relative to the folder."""
+    """Return the errors, the last lines printed, one each, with paths relative to the folder."""
     # A progress bar goes back to the start of its line.
     lines = errors.replace(f"{folder}/", "./").replace("\r", "\n").rstrip("\n").split("\n")
-    assert [line for line in lines if line.startswith("error: ")] == lines[-1:], errors
+    found = [line for line in lines if line.startswith("error: ")]
+    assert found, errors
+    assert found == lines[-len(found) :], errors
     assert "Traceback" not in errors
-    return lines[-1].removeprefix("error: ")
+    return "\n".join(line.removeprefix("error: ") for line in found)

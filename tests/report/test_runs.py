@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import yaml
 
 from mixfluence import runs as module
 from mixfluence.cli.runs import compare, report
@@ -116,6 +117,30 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     assert [row["average"]["mean"] for row in rows] == [pytest.approx(49.1, abs=0.1), pytest.approx(43.4, abs=0.1)]
     report([old / "inf-dds", old / "doremi"], old / "page.html")
     assert "wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "readable"),
+    [
+        ({"name": "aioli", "focus": 1.0}, True),
+        ({"name": "aioli", "focus": 0.7}, False),
+        ({"name": "doge", "alignment": {"lookahead": False}}, True),
+        ({"name": "multidds", "alignment": {"lookahead": True}}, False),
+        ({"name": "inf-dds", "rule": {"name": "mirror", "step": 0.3}}, False),
+    ],
+)
+def test_options_of_version_0_1_0_that_are_gone_are_read_at_their_defaults(
+    old: Path, monkeypatch: pytest.MonkeyPatch, strategy: dict[str, Any], readable: bool
+) -> None:
+    monkeypatch.setattr(module, "_version", lambda package: "0.2.0")
+    file = old / "inf-dds" / "recipe.yaml"
+    written = yaml.safe_load(file.read_text(encoding="utf-8")) | {"strategy": strategy}
+    file.write_text(yaml.safe_dump(written), encoding="utf-8")
+    if readable:
+        assert read_run(old / "inf-dds").recipe.strategy.name == strategy["name"]
+    else:
+        with pytest.raises(DataError, match=r"written by mixfluence 0\.1\.0"):
+            read_run(old / "inf-dds")
 
 
 def test_a_run_of_version_0_1_0_is_not_resumed(old: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_study_runs_once_and_its_tables_are_written(
     write_study(rows=rows[1:], settings={"twin": twin})
     again = reproduce(*words)
     assert again.exit_code == 0
-    assert "0 runs to do, 3 already finished" in caplog.text
+    assert "runs to do: 0, already finished: 3" in caplog.text
     assert {file.parent.parent.name: file.stat().st_mtime_ns for file in tmp_path.rglob(RECORD_FILE)} == done
 
 

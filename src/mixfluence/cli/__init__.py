@@ -27,7 +27,6 @@ app = typer.Typer(
     name="mixfluence",
     epilog="Exit codes: 0 success, 1 unexpected failure, 2 wrong input, 130 interrupted, 143 terminated.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -67,8 +66,8 @@ def main() -> None:
 
 
 def _end(code: int, message: str | None = None) -> NoReturn:
-    if message:
-        note(f"error: {message}", "red")
+    for line in message.split("\n") if message else []:
+        note(f"error: {line}", "red")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # The threads of a process group would abort a slower exit.
         leave(code)

@@ -67,11 +67,13 @@ def _datasets(plan: Plan) -> Table:
 
 
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.absent:
+        names = ", ".join(plan.absent[:3]) + (f" and {len(plan.absent) - 3} more" if len(plan.absent) > 3 else "")
+        yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
-    if plan.clustering:
-        cost = f"at most {plan.clustering:,.0f} training steps if its encoder is no larger"
-        yield "clustering", f"one forward pass over all rows, {cost}"
+    if plan.encoding:
+        yield "clustering", f"{plan.encoding}; as much as {plan.clustering:,.0f} training steps if encoders are alike"
     for stage in plan.stages:
         if len(plan.stages) > 1:
             yield f"stage {stage.name}", _stage(stage)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument
 
-from mixfluence.cli.terminal import Overrides, RecipeName, print_line, read_recipe
+from mixfluence.cli.terminal import Overrides, RecipeName, print_line, read_recipe, show_log
 from mixfluence.errors import RecipeError
 
 app = typer.Typer(help="The recipes that ship with mixfluence.", invoke_without_command=True)
@@ -55,7 +55,11 @@ def copy(
 
 @app.command()
 def check(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Validate a recipe, check that its data exists, and print it with all defaults."""
+    """Refuse what `train` would refuse, after reading all data, and print the recipe with all defaults."""
+    from mixfluence.plan import plan_run
     from mixfluence.recipe_yaml import dump_recipe
 
-    print_line(dump_recipe(read_recipe(recipe, overrides)).rstrip())
+    parsed = read_recipe(recipe, overrides)
+    show_log(verbose=False)
+    plan_run(parsed)
+    print_line(dump_recipe(parsed).rstrip())

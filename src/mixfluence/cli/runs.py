@@ -34,9 +34,13 @@ def evaluate(
     measure: Measure = "ndcg@10",
     to: Annotated[Path | None, Option(help="Write per-query scores into this folder.")] = None,
     overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
+    trust: Annotated[bool, Option("--trust-remote-code", help="Let models run code that comes with them.")] = False,
 ) -> None:
     """Score runs or models on test sets, per dataset and per query."""
     parsed = _recipe_for(systems, recipe, overrides or [])
+    if parsed.model.trust_remote_code and not trust:
+        # A run folder is data: whoever wrote it must not decide what runs here.
+        raise RecipeError("model.trust_remote_code: add --trust-remote-code to run code that comes with the model")
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
@@ -51,7 +55,7 @@ def evaluate(
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
         run_model = Path(system) / "model"
         path = str(run_model) if run_model.is_dir() else system
-        model = build_model(parsed.model.model_copy(update={"name": path}))
+        model = build_model(parsed.model.model_copy(update={"name": path, "trust_remote_code": trust}))
         folder = to / label.replace("/", "-") if to else None
         rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
     print_line(f"{measure.upper()}:")

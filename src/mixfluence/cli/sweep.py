@@ -20,7 +20,9 @@ FAILED = 1
 def sweep(
     recipe: RecipeName,
     overrides: Overrides = None,
-    strategies: Annotated[str, Option(help="Such as uniform,inf-dds; `recipe` is the recipe's own.")] = "recipe",
+    strategies: Annotated[
+        str, Option(help="Such as 'uniform,{name: inf-dds, init: uniform}'; `recipe` is the recipe's own.")
+    ] = "recipe",
     seeds: Annotated[int, Option(min=1, help="Runs of each combination.")] = 1,
     axes: Annotated[list[str] | None, Option("--axis", metavar="KEY=VALUE,VALUE", help="Values of a key.")] = None,
     processes: Annotated[int, Option(min=1, help="Runs at the same time.")] = 1,
@@ -32,7 +34,7 @@ def sweep(
     """Train every combination of strategies, values and seeds, then compare. The same command continues a sweep."""
     from mixfluence.sweep import build_jobs, describe_jobs, run_jobs
 
-    words = [word.strip() for word in strategies.split(",")]
+    _, words = parse_axis(f"strategies={strategies}")
     values = dict(map(parse_axis, axes or []))
     jobs = build_jobs(recipe, overrides or [], strategies=words, axes=values, seeds=seeds, output=folder)
     show_log(verbose=not dry_run)

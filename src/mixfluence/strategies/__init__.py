@@ -1,4 +1,7 @@
-"""Samplers: one module per method, which holds its recipe keys, behaviour, stages and name."""
+"""Samplers: one module per method, which holds its recipe keys, behaviour, stages and name.
+
+docs/method-index.md lists where each differs from its paper, and why.
+"""
 
 from mixfluence.strategies.aioli import Aioli as Aioli
 from mixfluence.strategies.base import FINAL as FINAL

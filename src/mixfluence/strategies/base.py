@@ -96,6 +96,10 @@ class Strategy(Section):
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
+    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
+        """Return how many rows `divide` encodes, given the sizes of the datasets."""
+        return 0
+
     # What the trainer asks.
 
     @property
@@ -123,6 +127,9 @@ class Strategy(Section):
             relative_rate: Learning rate of the next step, divided by the maximum of the schedule.
         """
         return False
+
+    def space_rounds(self, cost: float, steps: int) -> None:
+        """Take the cost of a round, in training steps, before a run of so many steps."""
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""
@@ -163,6 +170,8 @@ class LogitStrategy(Strategy):
         init: The initial distribution.
         update_every: Steps between updates.
         warmup_steps: Steps before the first update.
+        budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
+            fewer and further apart the later they are: early ones act on more of the run.
         freeze_below: No update while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset.
     """
@@ -171,6 +180,7 @@ class LogitStrategy(Strategy):
     init: InitialField = PROPORTIONAL
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
+    budget: Positive | None = None
     freeze_below: Share = 0.0
     floor: Share = 0.0
 
@@ -186,9 +196,23 @@ class LogitStrategy(Strategy):
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)
 
+    def space_rounds(self, cost: float, steps: int) -> None:
+        if self.budget is None:
+            return
+        allowed = int(self.budget * steps / cost)
+        if not allowed:
+            raise RecipeError(
+                f"strategy.budget: measuring once costs {cost:.0f} steps, more than {self.budget:g} of {steps}; raise "
+                "the budget, lower inner_steps or dev_batch_size, or measure a subset"
+            )
+        self._rounds_at = growing_intervals(max(1, self.warmup_steps), steps, allowed, least=self.update_every)
+
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
-        return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
+        if self.budget is not None:
+            on_time = step in self._rounds_at
+        else:
+            on_time = at_interval(step, self.update_every, self.warmup_steps)
+        return on_time and relative_rate >= self.freeze_below
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets whose logit can move: a weight of zero never changes."""
@@ -199,6 +223,18 @@ class LogitStrategy(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._logits = logits_from_json(state["logits"])
+
+
+def growing_intervals(first: int, end: int, count: int, *, least: int) -> list[int]:
+    """Return at most `count` numbers from `first` to below `end`, each a fixed multiple of the one before.
+
+    They are at least `least` apart, so that fewer may fit.
+    """
+    growth = (end / first) ** (1 / count)
+    found = [first]
+    while len(found) < count and (next_ := max(found[-1] + least, round(found[-1] * growth))) < end:
+        found.append(next_)
+    return found
 
 
 def at_interval(step: int, every: int, after: int) -> bool:

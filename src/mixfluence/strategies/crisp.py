@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -87,3 +88,8 @@ class CRISP(Strategy):
         encoder = load_encoder(self.encoder) if self.encoder else load_encoder(**model.model_dump())
         settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
         return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=seed)
+
+    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
+        if find_spec("faiss") is None:
+            raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
+        return sum(train.values()) + sum(dev.values())

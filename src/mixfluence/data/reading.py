@@ -1,0 +1,77 @@
+"""Everything that a recipe reads: training, dev and test data. Plans and runs read it with the same function."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from mixfluence.data.formats import Source, read_rows, read_task
+from mixfluence.data.mixture import Mixture, Overlap, without_overlap
+from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
+from mixfluence.data.rows import RowSet
+from mixfluence.errors import MixfluenceError, refuse
+from mixfluence.recipe import Recipe
+from mixfluence.runs import OVERLAP_FILE
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a run: the training sets or clusters of their rows, dev sets that guide or select, and test sets."""
+
+    train: Mixture
+    # For each of `train`, the training set of the recipe whose prompts it has.
+    sources: Mapping[str, str]
+    dev: Mapping[str, RowSet]
+    selection: list[RetrievalSet]
+    test: Mapping[str, RetrievalSet]
+    # Training rows that were dropped.
+    overlaps: list[Overlap]
+    # Probabilities that a clustering or an earlier stage has found.
+    found: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_data(recipe: Recipe) -> Data:
+    """Read training, dev and test data, and drop training rows that contain a test query.
+
+    Sources that cannot be read are reported together.
+    """
+    sizes = len(recipe.train), len(recipe.dev), len(recipe.test)
+    logger.info("%s: reading datasets: %d for training, %d for dev, %d for testing", recipe.name, *sizes)
+    problems: list[MixfluenceError] = []
+    test = _read_each("test", recipe.test, read_task, problems)
+    train = _read_each("train", recipe.train, lambda _, source: read_rows(source), problems)
+    dev = _read_each("dev", recipe.dev, lambda _, source: read_rows(source), problems)
+    selection = list(_read_each("dev", recipe.dev if recipe.selection else {}, read_task, problems).values())
+    refuse(problems)
+    mixture, overlaps = without_overlap(
+        Mixture(train), {name: task.queries for name, task in test.items()}, recipe.overlap
+    )
+    for note in (note for rows in (*mixture.values(), *dev.values()) for note in rows.notes):
+        logger.warning("%s", note)
+    for overlap in overlaps:
+        logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
+    if recipe.selection:
+        if recipe.selection.dev == "halves":
+            dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
+            selection = [selecting_half(task) for task in selection]
+        selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
+    return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps)
+
+
+def _read_each(
+    section: str, sources: Mapping[str, Source], read: Callable[[str, Source], T], problems: list[MixfluenceError]
+) -> dict[str, T]:
+    found = {}
+    for name, source in sources.items():
+        try:
+            found[name] = read(name, source)
+        except MixfluenceError as error:
+            # An error of a file in several sections is reported once.
+            named = source.location.partition(" ")[0] in str(error)
+            problems.append(error if named else type(error)(f"{section}.{name}: {error}"))
+    return found

@@ -1,0 +1,148 @@
+"""Checks before a run: whatever `train` would refuse before its first step, and the sizes of its data."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from mixfluence.display import duration
+from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting, refuse
+from mixfluence.recipe import ModelSection, Recipe
+
+if TYPE_CHECKING:
+    from mixfluence.data.formats import Source
+    from mixfluence.data.reading import Data
+    from mixfluence.data.rows import RowSet
+
+# Rows that are encoded to see how long all take.
+TIMED_ROWS = 64
+MODEL_FILES = ("modules.json", "config.json")
+
+
+class Checked(NamedTuple):
+    """Rows of training sets, of what guides of dev sets, and that are encoded before training; absent datasets."""
+
+    train: dict[str, int]
+    dev: dict[str, int]
+    encoded: int
+    encoding: str | None
+    absent: list[str]
+
+
+def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
+    """Check arguments, output, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
+
+    Data on this machine is read. Data elsewhere counts with its published size.
+    """
+    checked = None
+    if recipe.training.trainer_args:
+        from mixfluence.build import check_training_arguments
+
+        with collecting(problems):
+            check_training_arguments(recipe, planning=True)
+    with collecting(problems):
+        check_output(recipe.output)
+    with collecting(problems):
+        # Without data the run is for another machine, which may have the model.
+        if any(source.on_disk for source in recipe.train.values()):
+            check_model(recipe.model, Path.cwd())
+    with collecting(problems):
+        absent, data = _absent(recipe), _read_present(recipe)
+        halves = recipe.selection is not None and recipe.selection.dev == "halves"
+        train = _sizes(recipe.train, data.train if data else {})
+        dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
+        encoded = recipe.strategy.encoded_rows(train, dev)
+        encoding = _describe_encoding(recipe, encoded, data) if encoded else None
+        checked = Checked(train, dev, encoded, encoding, absent)
+    return checked
+
+
+def check_output(folder: Path) -> None:
+    """Refuse an output that cannot be written; nothing is created."""
+    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise RecipeError(f"{folder}: cannot be written")
+
+
+@cache
+def check_model(section: ModelSection, folder: Path) -> None:
+    """Load an encoder, given the current folder, if it is on this machine; one that cannot be trained is refused."""
+    if not section.trust_remote_code and model_is_here(section):
+        from mixfluence.encoders import load_encoder
+
+        load_encoder(**section.model_dump(), device="cpu")
+
+
+def model_is_here(section: ModelSection) -> bool:
+    """Return whether an encoder can be loaded without the hub, or is not the name of one on the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if section.name in {"minilm", "wordllama"} or Path(section.name).exists():
+        return True
+    try:
+        found = [try_to_load_from_cache(section.name, file, revision=section.revision) for file in MODEL_FILES]
+    except HFValidationError:
+        return True
+    return any(isinstance(file, str) for file in found)
+
+
+def _read_present(recipe: Recipe) -> Data | None:
+    """Read the datasets that are on this machine; None if no training set is."""
+    sections = {section: getattr(recipe, section) for section in ("train", "dev", "test")}
+    here = {section: {name: s for name, s in sources.items() if s.on_disk} for section, sources in sections.items()}
+    if not here["train"]:
+        return None
+    from mixfluence.data.reading import read_data
+
+    return read_data(recipe.model_copy(update=here))
+
+
+def _absent(recipe: Recipe) -> list[str]:
+    """Return the datasets that are not on this machine; those that train or guide need a published size."""
+    absent, problems = [], []
+    for section in ("train", "dev", "test"):
+        for name, source in getattr(recipe, section).items():
+            if source.on_disk:
+                continue
+            absent.append(f"{section}.{name}")
+            if section != "test" and not _published(source):
+                hint = f"to plan without it, give its size as {section}.{name}.published.rows"
+                problems.append(DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}"))
+    refuse(problems)
+    return absent
+
+
+def _sizes(sources: Mapping[str, Source], read: Mapping[str, RowSet], divisor: int = 1) -> dict[str, int]:
+    """Return the rows of datasets: counted, or the published number, or the part of it that is used."""
+    return {
+        name: len(read[name]) if name in read else _published(source) // divisor for name, source in sources.items()
+    }
+
+
+def _published(source: Source) -> int:
+    return (source.published.rows or 0) if source.published else 0
+
+
+def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
+    """Say what is encoded before training, by which encoder and, if the data is here, for how long."""
+    named = getattr(recipe.strategy, "encoder", None)
+    what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
+    if data is None:
+        return what
+    from mixfluence.encoders import load_encoder
+
+    encoder = load_encoder(named) if named else load_encoder(**recipe.model.model_dump())
+    each = math.ceil(TIMED_ROWS / len(data.train))
+    sample = [rows.rows[:each] for rows in data.train.values()]
+    texts = [text for rows in sample for column in ("anchor", "positive") for text in rows[column]]
+    encoder.encode(texts[:8], show_progress_bar=False)
+    started = perf_counter()
+    encoder.encode(texts, show_progress_bar=False)
+    seconds = (perf_counter() - started) / (len(texts) / 2) * rows
+    return f"{what}: about {duration(seconds)} on this machine, less for what is cached"
