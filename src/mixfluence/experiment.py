@@ -24,6 +24,7 @@ from mixfluence import runs
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
+from mixfluence.data.preview import preview
 from mixfluence.data.reading import Data, read_data
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
@@ -92,6 +93,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
+        for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
+            logger.info("%s", line)
     inputs = collect_inputs(recipe, data)
     pool, dataset_shares = _divide(recipe, data, watch)
     *searches, final = recipe.strategy.stages(recipe)
@@ -152,7 +155,7 @@ def _divide(
     processes = PartialState()
     with watch("cluster"), processes.main_process_first():
         least_rows = recipe.training.batch_size * processes.num_processes
-        found = strategy.divide(data.train, data.dev, least_rows=least_rows, seed=recipe.seed)
+        found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ _locked: set[Path] = set()
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    # A random name: process ids are equal in two containers that share a disk.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary
         sync(temporary)

@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 import typer
 from typer import Option
 
+from mixfluence.cli.cache import cache
+from mixfluence.cli.data import data
 from mixfluence.cli.demo import demo
 from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, plan, train, status, evaluate, compare, report, weights, sweep):
+for verb in (demo, plan, train, status, evaluate, compare, report, weights, sweep, data, cache):
     app.command()(verb)
 app.add_typer(recipes, name="recipes")
 

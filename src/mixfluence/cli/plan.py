@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from mixfluence.cli.terminal import Overrides, RecipeName, output, read_recipe, show_log
+from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
 from mixfluence.display import percent
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def plan(
     show_log(verbose=False)
     from mixfluence.plan import plan_run
 
-    output.print(plan_view(plan_run(parsed, processes=processes)), highlight=False)
+    view = plan_view(plan_run(parsed, processes=processes))
+    from mixfluence.data.preview import preview_sources
+
+    for line in preview_sources({name: source for name, source in parsed.train.items() if source.on_disk}):
+        print_line(line)
+    output.print(view, highlight=False)
 
 
 def plan_view(plan: Plan) -> Group:

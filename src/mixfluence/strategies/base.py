@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import Influences
-    from mixfluence.recipe import Recipe
+    from mixfluence.recipe import ModelSection, Recipe
 
 FINAL = "final"
 
@@ -90,7 +90,9 @@ class Strategy(Section):
         """Return the training runs of the method, in order."""
         return [Stage(FINAL, recipe.training.steps, lambda found: self)]
 
-    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
+    def divide(
+        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
+    ) -> Partition:
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 

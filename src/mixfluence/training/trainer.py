@@ -22,7 +22,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
-from mixfluence.data.mixture import Mixture, without_overlap
+from mixfluence.data.columns import ColumnMap
+from mixfluence.data.mixture import Mixture, train_and_dev, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
@@ -60,7 +61,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
     Args:
         args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
             passages), flat or per dataset.
-        train_dataset: Name -> dataset whose columns are anchor, positive and any negatives, by position.
+        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
         dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
             whenever the Trainer evaluates.
         test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
@@ -74,6 +75,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             encoders up to twice as fast, which pays off after some thousand steps.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
+        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
 
     Attributes:
         initial_weights: Probability of each dataset at the start.
@@ -94,11 +96,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
         compiled: bool = False,
         trace_path: Path | str | None = None,
         test_dataset: Mapping[str, RetrievalSet | RowSet | Dataset] | None = None,
+        columns: Mapping[str, ColumnMap] | None = None,
         **options: Any,
     ) -> None:
         check_model(model)
-        self.mixture = Mixture(named_datasets("train_dataset", train_dataset))
-        self.dev = Mixture(named_datasets("dev_dataset", dev_dataset)) if dev_dataset else None
+        dev = named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
+        self.mixture, self.dev = train_and_dev(named_datasets("train_dataset", train_dataset), dev, columns or {})
         self.test = {
             name: task if isinstance(task, RetrievalSet) else retrieval_from_rows(name, Mixture({name: task})[name])
             for name, task in (test_dataset or {}).items()
