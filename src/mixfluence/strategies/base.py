@@ -54,6 +54,7 @@ class Strategy(Section):
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
         clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
+        learns_from_loss: Whether it is told the loss of every batch; see `observe`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
         max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
@@ -64,6 +65,7 @@ class Strategy(Section):
     needs_dev: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
+    learns_from_loss: ClassVar[bool] = False
     own_negatives_only: ClassVar[bool] = False
     name: str = ""
     max_epochs: Positive | None = None
@@ -135,6 +137,9 @@ class Strategy(Section):
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
         return {}
+
+    def observe(self, dataset: int, loss: float) -> None:
+        """Take the loss of a batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
         """Return the factor of a batch's loss, in a stage trained against a reference.
