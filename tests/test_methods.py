@@ -31,6 +31,7 @@ from mixfluence.recipe_yaml import RECIPES, load_recipe
 from mixfluence.runs import read_trace
 from mixfluence.strategies import (
     CRISP,
+    ODM,
     STRATEGIES,
     TDRO,
     Aioli,
@@ -61,6 +62,7 @@ SETTINGS = {
     "tdro": "rate: 0.5",
     "crisp": "branching: 2, levels: 2, encoder: {model}",
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
+    "odm": "warmup_batches: 2",
     "target-only": "",
 }
 STAGES = {"doge": ["proxy", "second-proxy"], "doremi": ["reference", "proxy"], "tdro": ["reference", "proxy"]}
@@ -264,6 +266,11 @@ def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     for base in (1.0, 0.7, 0.6, 0.55):
         aioli.update(Influences(np.array([], np.int64), np.array([], np.int64), ["a"], np.array([base]), []))
     found["aioli"] = aioli.outcome()
+    odm = ODM(warmup_batches=0)
+    odm.start(sizes)
+    for batch in range(12):
+        odm.observe(batch % 3, 0.1 + batch % 3)
+    found["odm"] = odm.weights()
     assert {name for name in found if name != "uniform"} == set(STRATEGIES)
     for one, other in combinations(found, 2):
         assert np.abs(found[one] - found[other]).max() > 1e-3, f"{one} and {other} draw alike"

@@ -20,6 +20,7 @@ from .policy import Temperature as Temperature
 from .policy import Weights as Weights
 from .policy import WeightsFile as WeightsFile
 from .strategies import CRISP as CRISP
+from .strategies import ODM as ODM
 from .strategies import STRATEGIES as STRATEGIES
 from .strategies import TDRO as TDRO
 from .strategies import Aioli as Aioli

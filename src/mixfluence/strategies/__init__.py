@@ -11,6 +11,7 @@ from mixfluence.strategies.doremi import DoReMi as DoReMi
 from mixfluence.strategies.group_dro import GroupDRO as GroupDRO
 from mixfluence.strategies.inf_dds import InfDDS as InfDDS
 from mixfluence.strategies.multidds import MultiDDS as MultiDDS
+from mixfluence.strategies.odm import ODM as ODM
 from mixfluence.strategies.replay import Replay as Replay
 from mixfluence.strategies.static import Static as Static
 from mixfluence.strategies.target_only import TargetOnly as TargetOnly
@@ -27,6 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "crisp": CRISP,
     "tdro": TDRO,
     "aioli": Aioli,
+    "odm": ODM,
     "target-only": TargetOnly,
     "replay": Replay,
 }
