@@ -46,6 +46,7 @@ class Data:
         selection: The dev tasks that select a checkpoint.
         test: The test tasks.
         overlaps: The rows that were dropped.
+        samples: Dev tasks by which the models of stages are scored.
         found: The probabilities that a clustering or an earlier stage has found.
     """
 
@@ -55,6 +56,7 @@ class Data:
     selection: list[RetrievalSet]
     test: Mapping[str, RetrievalSet]
     overlaps: list[Overlap]
+    samples: list[RetrievalSet] = field(default_factory=list)
     found: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
@@ -29,10 +31,11 @@ from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
+from mixfluence.merging import Merged, Merger, MergeSearch, dev_samples, score
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from mixfluence.strategies import Stage
+from mixfluence.strategies import Stage, StageResult
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import LATEST, step_of, writing
 from mixfluence.training.trainer import MixtureTrainer
@@ -42,11 +45,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained stage: its trainer, seconds by part, and the cost of its probes."""
+    """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
 
     trainer: MixtureTrainer
     seconds: dict[str, float]
     probing: dict[str, float]
+    selected_step: int
 
 
 def run(
@@ -79,10 +83,20 @@ def run(
     for stage in searches:
         if not (resume and (stage_folder(folder, stage.name) / runs.RECORD_FILE).exists()):
             logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-            _record_stage(stage, _train(recipe, stage, pool, callbacks or [], resume=resume), folder)
+            _record_stage(recipe, stage, pool, _train(recipe, stage, pool, callbacks or [], resume=resume))
         records[stage.name] = _read_stage(stage_folder(folder, stage.name))
         pool = replace(pool, found=records[stage.name]["found"])
-    trained = _train(recipe, final, pool, callbacks or [], resume=resume)
+    notes: list[str] = []
+    if records:
+        results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
+        concluded = [recipe.strategy.conclude(recipe, results)]
+        # Processes on different machines may round differently.
+        found, notes = broadcast_object_list(concluded)[0]
+        pool = replace(pool, found=found)
+    if final.merges:
+        trained = _merge(recipe, final, pool, {name: record["found"] for name, record in records.items()})
+    else:
+        trained = _train(recipe, final, pool, callbacks or [], resume=resume)
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
@@ -91,7 +105,7 @@ def run(
         scores = _test(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(recipe, data, trained, records, seconds, scores)
+    _write_record(recipe, data, trained, records, seconds, scores, notes)
     return scores
 
 
@@ -114,7 +128,8 @@ def read_data(recipe: Recipe) -> Data:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
             selection = [selecting_half(task) for task in selection]
         selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
-    return Data(train, {name: name for name in train}, dev, selection, test, overlaps)
+    samples = dev_samples(recipe, recipe.strategy.scoring) if recipe.strategy.scoring else []
+    return Data(train, {name: name for name in train}, dev, selection, test, overlaps, samples)
 
 
 def evaluate_tasks(
@@ -184,9 +199,7 @@ def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCall
     trainer = build_trainer(recipe, stage, data, callbacks)
     with watch("tokenise"):
         _ = trainer.tokenised
-    if trainer.is_world_process_zero():
-        write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
-        _list_dropped_rows(recipe.output, data.overlaps)
+    _write_recipe(recipe, trainer, data)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
     probing = probing_cost(folder / runs.TRACE_FILE)
@@ -198,12 +211,48 @@ def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCall
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
             *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
+    _save_model(trainer, folder)
+    best = trainer.state.best_model_checkpoint
+    return Trained(trainer, watch.seconds, probing, step_of(best) if best else trainer.state.global_step)
+
+
+def _merge(recipe: Recipe, stage: Stage, data: Data, found: Mapping[str, Mapping[str, float]]) -> Trained:
+    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
+    folder, watch = recipe.output, runs.Stopwatch()
+    trainer = build_trainer(recipe, stage, data, [])
+    with watch("tokenise"):
+        _ = trainer.tokenised
+    _write_recipe(recipe, trainer, data)
+    merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
+    merged: list[Any] = [None]
+    if trainer.is_world_process_zero():
+        scorer = partial(score, tasks=data.samples, batch_size=recipe.evaluation.batch_size)
+        search = MergeSearch(merger, found, scorer, folder / runs.TRACE_FILE, trainer.describe_datasets())
+        merged = [search.run(recipe.strategy.merge_weights)]
+    best: Merged = broadcast_object_list(merged)[0]
+    merger.merge(best.weights.values())
+    # The mixture that the merge stands for, in the card of the model and in weights.json.
+    trainer.strategy = stage.strategy(best.mixture)
+    trainer.strategy.start(trainer.mixture.sizes)
+    trainer.get_train_dataloader()
+    trainer.state.global_step = best.evaluations
+    probing = probing_cost(folder / runs.TRACE_FILE)
+    _save_model(trainer, folder)
+    return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
+
+
+def _write_recipe(recipe: Recipe, trainer: MixtureTrainer, data: Data) -> None:
+    if trainer.is_world_process_zero():
+        write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
+        _list_dropped_rows(recipe.output, data.overlaps)
+
+
+def _save_model(trainer: MixtureTrainer, folder: Path) -> None:
     with writing(folder / runs.MODEL_FOLDER):
         trainer.save_model(str(folder / runs.MODEL_FOLDER))
     if trainer.is_world_process_zero():
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
-    return Trained(trainer, watch.seconds, probing)
 
 
 def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
@@ -216,12 +265,15 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
         write_text(folder / runs.OVERLAP_FILE, "".join(lines))
 
 
-def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
-    """Write the mixture that a stage has found and its cost."""
-    folder, trainer = stage_folder(output, stage.name), trained.trainer
+def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) -> None:
+    """Write the mixture that a stage has found, its scores on the dev sets if they are wanted, and its cost."""
+    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, runs.Stopwatch()
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
-        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds}
+        with watch("score"):
+            scores = score(trainer.model, data.samples, recipe.evaluation.batch_size) if stage.scored else {}
+        seconds = trained.seconds | watch.seconds
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": seconds, "scores": scores}
         runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
     # The other processes read what the first has written.
     trainer.accelerator.wait_for_everyone()
@@ -230,7 +282,7 @@ def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
 def _read_stage(folder: Path) -> dict[str, Any]:
     record = runs.read_record(folder / runs.RECORD_FILE)
     facts = {name: record[name] for name in ("steps", "probing", "seconds")}
-    return facts | {"found": read_weights(folder / runs.WEIGHTS_FILE)}
+    return facts | {"scores": record.get("scores", {}), "found": read_weights(folder / runs.WEIGHTS_FILE)}
 
 
 def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
@@ -251,10 +303,10 @@ def _write_record(
     stages: Mapping[str, Any],
     seconds: Mapping[str, float],
     scores: Mapping[str, Evaluation],
+    notes: Sequence[str],
 ) -> None:
     trainer = trained.trainer
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
-    best = trainer.state.best_model_checkpoint
     record = {
         "name": recipe.name,
         "seed": recipe.seed,
@@ -266,8 +318,8 @@ def _write_record(
         },
         "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
         "steps": trainer.state.global_step,
-        "selected_step": step_of(best) if best else trainer.state.global_step,
-        "notes": reading_notes(data.train, data.dev, data.test),
+        "selected_step": trained.selected_step,
+        "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         "probing": {name: trained.probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "stages": stages,

@@ -39,7 +39,8 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    `dev_batch_size` is the number of rows of each dev set that an update asks for.
+    `dev_batch_size` is the number of rows of each dev set that an update asks for. In a stage that merges models, a
+    step is the evaluation of one merge.
     """
 
     name: str
@@ -138,7 +139,7 @@ def concerns(recipe: Recipe, plan: Plan) -> Iterator[str]:
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
     yield from _epoch_limit(recipe, plan)
     if len(plan.stages) > 1:
-        total = sum(stage.steps for stage in plan.stages)
+        total = sum(stage.steps for stage in recipe.strategy.stages(recipe) if not stage.merges)
         yield f"training.steps is {plan.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
         if stage.measures:

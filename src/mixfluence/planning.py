@@ -58,7 +58,7 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processe
     weights = None if problem else _mean_weights(drawing, train, draws)
     drawing.start(_guessed(train))
     guides: Rows = {}
-    if any(strategy.probing for _, strategy in stages):
+    if recipe.strategy.scoring or any(strategy.probing for _, strategy in stages):
         given = {name.removeprefix(DEV): rows for name, rows in sizes.items() if name.startswith(DEV)}
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
         guides, reason = _count(recipe.dev, given, halves=halves)
@@ -205,13 +205,15 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
 def _plan_stage(
     recipe: Recipe, stage: Stage, strategy: Strategy, train: Rows, guides: Rows, processes: int
 ) -> StagePlan:
-    probing = strategy.probing
+    probing, scoring_cost = strategy.probing, _scoring_cost(recipe, guides)
     update_cost, memory = _update_cost(recipe, strategy, train, guides, processes)
     updates = list(_updates(strategy, stage.steps, recipe.training.warmup_steps))
+    if stage.scored:
+        updates, update_cost = [stage.steps], scoring_cost
     return StagePlan(
         name=stage.name,
         steps=stage.steps,
-        step_cost=AGAINST_COST if stage.against else 1.0,
+        step_cost=scoring_cost if stage.merges else AGAINST_COST if stage.against else 1.0,
         measures=probing is not None,
         updates=len(updates),
         first_update=updates[0] if updates else None,
@@ -219,6 +221,14 @@ def _plan_stage(
         dev_batch_size=probing.method.dev_batch_size if probing else 0,
         memory=(memory if updates else 0.0) + (AGAINST_MEMORY if stage.against else 0.0),
     )
+
+
+def _scoring_cost(recipe: Recipe, guides: Rows) -> float:
+    """Return the cost of scoring one model on the dev sets; a training row has at least two texts."""
+    if (scoring := recipe.strategy.scoring) is None:
+        return 0.0
+    texts = sum(min(scoring.queries, rows) + scoring.passages for rows in _guessed(guides).values())
+    return texts / (2 * recipe.training.batch_size * recipe.training.gradient_accumulation) * FORWARD
 
 
 def _update_cost(recipe: Recipe, strategy: Strategy, train: Rows, guides: Rows, processes: int) -> tuple[float, float]:

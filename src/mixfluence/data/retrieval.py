@@ -128,5 +128,14 @@ def selecting_half(dev: RetrievalSet) -> RetrievalSet:
     return dev.take_queries(chosen)
 
 
+def scoring_sample(dev: RetrievalSet, queries: int, passages: int, *, halves: bool) -> RetrievalSet:
+    """Return a small task to compare models by: of the queries that may guide, if halves are kept apart."""
+    chosen = [place for place, query in enumerate(dev.queries) if _guides(query) or not halves]
+    if not chosen:
+        raise DataError(f"{dev.name}: too small to be split in two halves ({len(dev.queries)} queries)")
+    chosen = sorted(random.Random(0).sample(chosen, min(queries, len(chosen))))
+    return dev.take_queries(chosen).sample_corpus(passages)
+
+
 def _guides(query: str) -> bool:
     return text_key(query) % 2 == 0

@@ -2,7 +2,9 @@
 
 from mixfluence.strategies.aioli import Aioli as Aioli
 from mixfluence.strategies.base import FINAL as FINAL
+from mixfluence.strategies.base import Scoring as Scoring
 from mixfluence.strategies.base import Stage as Stage
+from mixfluence.strategies.base import StageResult as StageResult
 from mixfluence.strategies.base import Strategy as Strategy
 from mixfluence.strategies.cooldown import Cooldown as Cooldown
 from mixfluence.strategies.crisp import CRISP as CRISP

@@ -32,12 +32,33 @@ class Stage:
         steps: Training steps.
         strategy: Returns its sampler, given the mixture found by the stage or clustering before it.
         against: The stage whose model is the reference for the losses of this one; None for plain training.
+        scored: Whether its model is scored on the dev sets once it is trained; see `Strategy.scoring`.
+        merges: For the last one: its steps do not train. Each merges the models of the stages before it by other
+            weights and scores the result on the dev sets; see `Strategy.merge_weights`.
     """
 
     name: str
     steps: int
     strategy: Callable[[Mapping[str, float]], Strategy]
     against: str | None = None
+    scored: bool = False
+    merges: bool = False
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A finished stage: the mixture that it found or trained on, and NDCG@10 by dev set if it is `scored`."""
+
+    found: Mapping[str, float]
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How models are scored on each dev set: by so many of its queries, in a corpus of so many passages."""
+
+    queries: int
+    passages: int
 
 
 class Strategy(Section):
@@ -91,6 +112,22 @@ class Strategy(Section):
     def stages(self, recipe: Recipe) -> list[Stage]:
         """Return the training runs of the method, in order."""
         return [Stage(FINAL, recipe.training.steps, lambda found: self)]
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How models of stages are scored on the dev sets; None for a method that compares none."""
+        return None
+
+    def conclude(self, recipe: Recipe, stages: Mapping[str, StageResult]) -> tuple[Mapping[str, float], list[str]]:
+        """Return the mixture for the last stage, given those before it, and sentences about it for the record."""
+        return list(stages.values())[-1].found, []
+
+    def merge_weights(self, score: Callable[[Vector], float], models: int) -> Vector:
+        """Return the best weights of the start and of the stages' models, in this order, for a stage that `merges`.
+
+        `score` returns the mean NDCG@10 on the dev sets of the model merged by such weights.
+        """
+        raise RecipeError(f"{self.label}: merges no models")
 
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""

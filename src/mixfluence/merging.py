@@ -1,0 +1,208 @@
+"""Merge models of one architecture by weights, and score models on small samples of the dev sets."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from mixfluence.data.formats import read_task
+from mixfluence.data.retrieval import RetrievalSet, scoring_sample
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import DataError
+from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.files import write_text
+from mixfluence.policy import Vector
+from mixfluence.policy.initial import write_weights
+from mixfluence.runs import MEASURE, MODEL_FOLDER, TRACE_FILE, WEIGHTS_FILE, Run, read_trace, run_labels
+
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
+    from mixfluence.strategies import Merge, Scoring
+
+logger = logging.getLogger(__name__)
+
+# Name of the model that all others were trained from.
+START = "start"
+
+
+class Merger:
+    """Sets the parameters of a model to weighted sums of its own and those of other models.
+
+    All are kept in CPU memory. With a weight of one the parameters are exactly those of that model.
+
+    Args:
+        model: The start, which is changed in place.
+        folders: Models trained from it.
+    """
+
+    def __init__(self, model: SentenceTransformer, folders: Sequence[Path]) -> None:
+        self.model = model
+        start = _parameters(model)
+        self._all = [{name: tensor.clone() for name, tensor in start.items()}]
+        for folder in folders:
+            own = _parameters(load_encoder(str(folder), device="cpu"))
+            if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in start.items()}:
+                raise DataError(f"{folder}: cannot be merged, its parameters differ from those of the start in shape")
+            self._all.append(own)
+
+    @torch.no_grad()
+    def merge(self, weights: Iterable[float]) -> SentenceTransformer:
+        """Return the model after setting it to a weighted sum, the start first."""
+        used = [(weight, own) for weight, own in zip(weights, self._all, strict=True) if weight]
+        for name, tensor in self.model.state_dict().items():
+            if tensor.is_floating_point():
+                parts = [own[name] if weight == 1 else weight * own[name] for weight, own in used]
+                tensor.copy_(sum(parts[1:], start=parts[0]))
+        return self.model
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The best merge of a search.
+
+    Attributes:
+        weights: Of the start and of each model, by name.
+        mixture: Weights of the datasets that the merge stands for.
+        score: Mean NDCG@10 over the dev sets.
+        step: Number of its evaluation.
+        evaluations: How many merges were scored.
+    """
+
+    weights: dict[str, float]
+    mixture: dict[str, float]
+    score: float
+    step: int
+    evaluations: int
+
+
+class MergeSearch:
+    """Scores merged models, each once, and writes them to a trace like that of a training run.
+
+    Every line has the evaluation as `step`, the `weights` of the datasets that the merge stands for, and in `update`
+    the weights of the `merged` models and NDCG@10 by `dev` set. Given the trace of an interrupted search it repeats
+    no evaluation, because the search asks for the same weights again.
+
+    Args:
+        merger: Merges the models.
+        mixtures: The mixture that each model was trained on, by the name of the model.
+        scorer: Returns the scores of a model by dev set.
+        path: The trace; its first line describes the `datasets`.
+    """
+
+    def __init__(
+        self,
+        merger: Merger,
+        mixtures: Mapping[str, Mapping[str, float]],
+        scorer: Callable[[SentenceTransformer], dict[str, float]],
+        path: Path,
+        datasets: Mapping[str, Any],
+    ) -> None:
+        self._merger, self._mixtures, self._scorer, self._path = merger, mixtures, scorer, path
+        self._names = [START, *mixtures]
+        earlier = read_trace(path)[1:] if path.exists() else []
+        self._known = {tuple(line["update"]["merged"].values()): line["update"] for line in earlier}
+        self._seconds = 0.0
+        self._scores: dict[tuple[float, ...], float] = {}
+        write_text(path, json.dumps({"step": 0, "seconds": 0.0, "datasets": dict(datasets)}) + "\n")
+
+    def run(self, search: Callable[[Callable[[Vector], float], int], object]) -> Merged:
+        """Let a function search, given what it maximises and the number of models beside the start."""
+        search(self._score, len(self._mixtures))
+        best, score = max(self._scores.items(), key=lambda item: item[1])
+        step, mixture = list(self._scores).index(best) + 1, self._mixture(np.array(best))
+        merged = Merged(dict(zip(self._names, best, strict=True)), mixture, score, step, len(self._scores))
+        shown = ", ".join(f"{name} {weight:.3f}" for name, weight in merged.weights.items() if weight)
+        logger.info("merged by weights of %s: dev NDCG@10 %.4f", shown, score)
+        return merged
+
+    def _score(self, weights: Vector) -> float:
+        key = tuple(weights.tolist())
+        if key not in self._scores:
+            update = self._known.get(key) or self._measure(weights)
+            self._scores[key] = fmean(update["dev"].values()) if update["dev"] else 0.0
+            self._seconds += update["seconds"]
+            line = {
+                "step": len(self._scores),
+                "seconds": round(self._seconds, 4),
+                "weights": self._mixture(weights),
+                "update": update,
+            }
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return self._scores[key]
+
+    def _measure(self, weights: Vector) -> dict[str, Any]:
+        started = perf_counter()
+        scores = self._scorer(self._merger.merge(weights.tolist()))
+        cost = {"seconds": round(perf_counter() - started, 4), "memory": 0.0, "failed": []}
+        return cost | {"merged": dict(zip(self._names, weights.tolist(), strict=True)), "dev": scores}
+
+    def _mixture(self, weights: Vector) -> dict[str, float]:
+        return merged_mixture(weights, list(self._mixtures.values()))
+
+
+def merged_mixture(weights: Vector, mixtures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mixture of datasets that weights of the start and of models trained on mixtures stand for.
+
+    The start was trained on none of them, so the rest is scaled up; a merge of the start alone stands for their mean.
+    """
+    shares = weights[1:] if weights[1:].any() else np.ones(len(mixtures))
+    total: dict[str, float] = {}
+    for share, mixture in zip((shares / shares.sum()).tolist(), mixtures, strict=True):
+        for name, weight in mixture.items():
+            total[name] = total.get(name, 0.0) + share * weight
+    return total
+
+
+def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Path) -> Merged:
+    """Merge the models of finished runs with the same start, and write the model and its mixture into a folder.
+
+    Args:
+        runs: The runs; their labels are the names of their folders.
+        strategy: How weights are found.
+        recipe: Names the start and the dev sets on which merges are scored; a soup is not scored.
+        folder: Where the model, `weights.json` and the trace of the search are written.
+    """
+    for run in runs:
+        if not run.weights:
+            raise DataError(f"{run.path}: not a finished training run")
+        if run.recipe.model != recipe.model:
+            raise DataError(f"{run.path}: started from {run.recipe.model.name}, not from {recipe.model.name}")
+    names = run_labels([run.path for run in runs])
+    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring)
+    merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
+    scorer = partial(score, tasks=tasks, batch_size=recipe.evaluation.batch_size)
+    datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}
+    mixtures = {name: run.weights for name, run in zip(names, runs, strict=True)}
+    found = MergeSearch(merger, mixtures, scorer, folder / TRACE_FILE, datasets).run(strategy.merge_weights)
+    merger.merge(found.weights.values()).save_pretrained(str(folder / MODEL_FOLDER))
+    write_weights(folder / WEIGHTS_FILE, found.mixture)
+    return found
+
+
+def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:
+    """Return a sample of each dev set; with `selection.dev: halves` of the half that guides."""
+    halves = recipe.selection is not None and recipe.selection.dev == "halves"
+    tasks = (read_task(name, source) for name, source in recipe.dev.items())
+    return [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks]
+
+
+def score(model: SentenceTransformer, tasks: Sequence[RetrievalSet], batch_size: int) -> dict[str, float]:
+    """Return NDCG@10 by dev set."""
+    return {task.name: evaluate(model, task, batch_size=batch_size, k=10).mean(MEASURE) for task in tasks}
+
+
+def _parameters(model: SentenceTransformer) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
