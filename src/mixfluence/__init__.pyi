@@ -28,6 +28,7 @@ from .strategies import Cooldown as Cooldown
 from .strategies import DoGE as DoGE
 from .strategies import DoReMi as DoReMi
 from .strategies import InfDDS as InfDDS
+from .strategies import Merge as Merge
 from .strategies import MultiDDS as MultiDDS
 from .strategies import Replay as Replay
 from .strategies import Static as Static

@@ -10,6 +10,7 @@ import typer
 from typer import Option
 
 from mixfluence.cli.demo import demo
+from mixfluence.cli.merge import merge
 from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
 from mixfluence.cli.runs import compare, evaluate, report, status, weights
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, plan, train, status, evaluate, compare, report, weights, sweep):
+for verb in (demo, plan, train, status, evaluate, compare, report, weights, merge, sweep):
     app.command()(verb)
 app.add_typer(recipes, name="recipes")
 

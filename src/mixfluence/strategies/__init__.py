@@ -12,6 +12,7 @@ from mixfluence.strategies.doge import DoGE as DoGE
 from mixfluence.strategies.doremi import DoReMi as DoReMi
 from mixfluence.strategies.group_dro import GroupDRO as GroupDRO
 from mixfluence.strategies.inf_dds import InfDDS as InfDDS
+from mixfluence.strategies.merge import Merge as Merge
 from mixfluence.strategies.multidds import MultiDDS as MultiDDS
 from mixfluence.strategies.odm import ODM as ODM
 from mixfluence.strategies.replay import Replay as Replay
@@ -31,6 +32,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "tdro": TDRO,
     "aioli": Aioli,
     "odm": ODM,
+    "merge": Merge,
     "target-only": TargetOnly,
     "replay": Replay,
 }
