@@ -26,7 +26,7 @@ from mixfluence import experiment
 from mixfluence.cli import app
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import DataError
-from mixfluence.merging import Merger, MergeSearch, merged_mixture, score
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merged_mixture
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.compare import compare
@@ -79,7 +79,7 @@ def test_a_merge_is_the_weighted_sum(make_static: Make, tmp_path: Path) -> None:
 
 def test_the_best_combination_of_two_linear_models_is_found(make_static: Make, tmp_path: Path) -> None:
     start, folders = linear_models(make_static, tmp_path)
-    scorer = partial(score, tasks=[task()], batch_size=8)
+    scorer = DevScorer(start, [task()], 8).scores
     mixtures = {"one": {"a": 1.0, "b": 0.0}, "two": {"a": 0.0, "b": 1.0}}
     search = MergeSearch(Merger(start, folders), mixtures, scorer, tmp_path / "trace.jsonl", {"a": {}, "b": {}})
     found = search.run(Merge().merge_weights)
@@ -87,7 +87,7 @@ def test_the_best_combination_of_two_linear_models_is_found(make_static: Make, t
     assert 1.5 < found.weights["one"] / found.weights["two"] < 2.0
     assert found.mixture["a"] == pytest.approx(found.weights["one"] / (found.weights["one"] + found.weights["two"]))
     # Neither an expert, nor the start, nor the soup is as good.
-    tried = {tuple(line["update"]["merged"].values()): line for line in read_trace(tmp_path / "trace.jsonl")[1:]}
+    tried = {tuple(line["update"]["merged"].values()): line for line in read_trace(tmp_path / "trace.jsonl")[1:-1]}
     for weights in (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0.5, 0.5):
         assert tried[weights]["update"]["dev"]["dev"] < 0.95
     assert tried[tuple(found.weights.values())]["step"] == found.step
@@ -97,18 +97,18 @@ def test_the_best_combination_of_two_linear_models_is_found(make_static: Make, t
 def test_an_interrupted_search_repeats_no_evaluation(make_static: Make, tmp_path: Path) -> None:
     measured: list[int] = []
 
-    def scorer(model: SentenceTransformer, stop: int = 10**9) -> dict[str, float]:
+    def measure(scorer: DevScorer, stop: int) -> dict[str, float]:
         if len(measured) == stop:
             raise KeyboardInterrupt
         measured.append(1)
-        return score(model, [task()], 8)
+        return scorer.scores()
 
-    def search(name: str, **options: Any) -> Any:
+    def search(name: str, stop: int = 10**9) -> Merged:
         folder = tmp_path / name
         start, folders = linear_models(make_static, folder)
-        measure = partial(scorer, **options)
+        own = partial(measure, DevScorer(start, [task()], 8), stop)
         mixtures = {"one": {"a": 1.0}, "two": {"a": 1.0}}
-        return MergeSearch(Merger(start, folders), mixtures, measure, folder / "trace.jsonl", {"a": {}}).run(
+        return MergeSearch(Merger(start, folders), mixtures, own, folder / "trace.jsonl", {"a": {}}).run(
             Merge(evaluations=30).merge_weights
         )
 
@@ -195,14 +195,18 @@ def test_interrupted_in_any_stage_it_ends_bitwise_alike(
     broken = load_recipe(recipe_path, [MERGE, "selection.every=2", f"output={tmp_path}/broken"])
     asked: list[int] = []
 
-    def stopping(*args: Any, **options: Any) -> dict[str, float]:
+    measure = DevScorer.scores
+
+    def stopping(scorer: DevScorer) -> dict[str, float]:
+        # Experts are not scored.
+        found = measure(scorer)
+        asked.extend([1] if found else [])
         if len(asked) == 5 and stage == "merge":
             raise KeyboardInterrupt
-        asked.append(1)
-        return score(*args, **options)
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "score", stopping)
+        patch.setattr(DevScorer, "scores", stopping)
         with pytest.raises(KeyboardInterrupt):
             experiment.run(broken, callbacks=[StopInRun(5)])
     resumed = experiment.run(broken, resume=True)
@@ -243,7 +247,7 @@ def test_finished_runs_can_be_merged(recipe_path: Path, tmp_path: Path) -> None:
     merge_command(*runs, "--dev", "small", "--evaluations", "9", "-o", tmp_path / "searched")
     record = json.loads((tmp_path / "searched" / "record.json").read_text(encoding="utf-8"))
     assert sum(record["merged"].values()) == pytest.approx(1)
-    assert len(read_trace(tmp_path / "searched" / "trace.jsonl")) == 1 + 9
+    assert len(read_trace(tmp_path / "searched" / "trace.jsonl")) == 1 + 9 + 1
     found = compare([read_run(path) for path in (*runs, tmp_path / "soup", tmp_path / "searched")])
     assert len(found.groups) == 4
     assert "merge of start, one, two" in render_page([read_run(tmp_path / "soup"), read_run(runs[0])])

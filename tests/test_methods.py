@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
+from mixfluence.merging import merged_mixture
 from mixfluence.planning import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -40,7 +41,9 @@ from mixfluence.strategies import (
     DoReMi,
     InfDDS,
     MultiDDS,
+    RegMix,
     Replay,
+    StageResult,
     Static,
     Strategy,
     TargetOnly,
@@ -64,6 +67,7 @@ SETTINGS = {
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
     "odm": "warmup_batches: 2",
     "merge": "expert_steps: 12, evaluations: 12",
+    "regmix": "proxies: 8, proxy_steps: 12",
     "target-only": "",
 }
 STAGES = {
@@ -71,6 +75,7 @@ STAGES = {
     "doremi": ["reference", "proxy"],
     "tdro": ["reference", "proxy"],
     "merge": ["expert-big", "expert-small"],
+    "regmix": [f"proxy-{number}" for number in range(1, 9)],
 }
 
 
@@ -107,7 +112,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
         assert (folder / "model" / "modules.json").exists()
         # Every log is traced, also where a measurement came first.
         assert len([line for line in read_trace(folder / "trace.jsonl") if "loss" in line]) == 6
-    if record["stages"] and method != "merge":
+    if record["stages"] and method not in {"merge", "regmix"}:
         found = record["stages"][STAGES[method][-1]]["found"]
         assert weights == pytest.approx(found)
         assert found["small"] != pytest.approx(0.5, abs=1e-4)
@@ -212,7 +217,7 @@ def test_unsupported_settings_are_refused_early(tmp_path: Path, change: str, mes
         load_recipe(write(tmp_path, SMALL), [change, "training.mini_batch_size=2"])
 
 
-@pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"])
+@pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "merge", "regmix", "target-only"])
 def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
     with pytest.raises(RecipeError, match=f"strategy: {method} needs"):
         load_recipe(write(tmp_path, SMALL), [f"strategy={method}", "dev={}"])
@@ -230,6 +235,9 @@ def test_clusters_of_a_pool_need_one_prompt(tmp_path: Path) -> None:
 def measured(*values: float, queries: int = 50) -> Influences:
     gains = np.array(values)[:, None] + 0.001 * np.random.default_rng(0).standard_normal((len(values), queries))
     return Influences(np.arange(len(values)), np.array([], np.int64), ["a"], np.ones(1), [gains])
+
+
+ONE_HOT = [{name: float(name == own) for name in "abc"} for own in "abc"]
 
 
 def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
@@ -277,6 +285,18 @@ def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     for batch in range(12):
         odm.observe(batch % 3, 0.1 + batch % 3)
     found["odm"] = odm.weights()
+    # A model merged of experts stands for a mixture, and proxies are regressed on theirs.
+    found["merge"] = np.array(list(merged_mixture(np.array([0.1, 0.5, 0.3, 0.1]), ONE_HOT).values()))
+    regmix = RegMix(proxies=8)
+    *proxies, _ = regmix.stages(small_recipe())
+    results = {}
+    for stage in proxies:
+        started = stage.strategy({})
+        started.start(sizes)
+        mixture = dict(zip(sizes, started.weights().tolist(), strict=True))
+        results[stage.name] = StageResult(mixture, {"a": 0.2 + 0.6 * mixture["a"] * mixture["b"]})
+    concluded, _ = regmix.conclude(small_recipe(), results, sizes, rows=100)
+    found["regmix"] = np.array(list(concluded.values()))
     assert {name for name in found if name != "uniform"} == set(STRATEGIES)
     for one, other in combinations(found, 2):
         assert np.abs(found[one] - found[other]).max() > 1e-3, f"{one} and {other} draw alike"

@@ -30,6 +30,7 @@ from .strategies import DoReMi as DoReMi
 from .strategies import InfDDS as InfDDS
 from .strategies import Merge as Merge
 from .strategies import MultiDDS as MultiDDS
+from .strategies import RegMix as RegMix
 from .strategies import Replay as Replay
 from .strategies import Static as Static
 from .strategies import Strategy as Strategy

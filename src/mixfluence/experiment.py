@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
-from mixfluence.merging import Merged, Merger, MergeSearch, dev_samples, score
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, dev_samples
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
@@ -89,7 +88,9 @@ def run(
     notes: list[str] = []
     if records:
         results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
-        concluded = [recipe.strategy.conclude(recipe, results)]
+        training = recipe.training
+        rows = final.steps * training.batch_size * training.gradient_accumulation * PartialState().num_processes
+        concluded = [recipe.strategy.conclude(recipe, results, pool.train.sizes, rows)]
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
@@ -226,8 +227,8 @@ def _merge(recipe: Recipe, stage: Stage, data: Data, found: Mapping[str, Mapping
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
     merged: list[Any] = [None]
     if trainer.is_world_process_zero():
-        scorer = partial(score, tasks=data.samples, batch_size=recipe.evaluation.batch_size)
-        search = MergeSearch(merger, found, scorer, folder / runs.TRACE_FILE, trainer.describe_datasets())
+        scorer = DevScorer(trainer.model, data.samples, recipe.evaluation.batch_size)
+        search = MergeSearch(merger, found, scorer.scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
         merged = [search.run(recipe.strategy.merge_weights)]
     best: Merged = broadcast_object_list(merged)[0]
     merger.merge(best.weights.values())
@@ -271,7 +272,8 @@ def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) ->
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
         with watch("score"):
-            scores = score(trainer.model, data.samples, recipe.evaluation.batch_size) if stage.scored else {}
+            samples = data.samples if stage.scored else []
+            scores = DevScorer(trainer.model, samples, recipe.evaluation.batch_size).scores()
         seconds = trained.seconds | watch.seconds
         facts = {"steps": stage.steps, "probing": trained.probing, "seconds": seconds, "scores": scores}
         runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")

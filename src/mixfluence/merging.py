@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -19,9 +18,11 @@ from torch import Tensor
 
 from mixfluence.data.formats import read_task
 from mixfluence.data.retrieval import RetrievalSet, scoring_sample
+from mixfluence.data.tokenize import tokenise_texts
+from mixfluence.embedding import text_encoders
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation.retrieval import score_embeddings
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import write_weights
@@ -68,6 +69,26 @@ class Merger:
         return self.model
 
 
+class DevScorer:
+    """Scores a model on dev tasks again and again, as its parameters change; texts are tokenised once."""
+
+    def __init__(self, model: SentenceTransformer, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
+        self._tasks, self._batch_size = tasks, batch_size
+        self._texts = []
+        for task in tasks:
+            encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
+            texts = zip(encoders.values(), (task.queries, task.docs), strict=True)
+            self._texts.append([(encoder, encoder.prepare(own, tokenise_texts)) for encoder, own in texts])
+
+    def scores(self) -> dict[str, float]:
+        """Return NDCG@10 by dev set."""
+        found = {}
+        for task, texts in zip(self._tasks, self._texts, strict=True):
+            queries, passages = (encoder.encode(own, batch_size=self._batch_size) for encoder, own in texts)
+            found[task.name] = score_embeddings(task, queries, passages, k=10).mean(MEASURE)
+        return found
+
+
 @dataclass(frozen=True)
 class Merged:
     """The best merge of a search.
@@ -91,13 +112,13 @@ class MergeSearch:
     """Scores merged models, each once, and writes them to a trace like that of a training run.
 
     Every line has the evaluation as `step`, the `weights` of the datasets that the merge stands for, and in `update`
-    the weights of the `merged` models and NDCG@10 by `dev` set. Given the trace of an interrupted search it repeats
-    no evaluation, because the search asks for the same weights again.
+    the weights of the `merged` models and NDCG@10 by `dev` set; a last line has the weights of the best. Given the
+    trace of an interrupted search it repeats no evaluation, because the search asks for the same weights again.
 
     Args:
         merger: Merges the models.
         mixtures: The mixture that each model was trained on, by the name of the model.
-        scorer: Returns the scores of a model by dev set.
+        scorer: Returns the scores of the merged model by dev set.
         path: The trace; its first line describes the `datasets`.
     """
 
@@ -105,14 +126,14 @@ class MergeSearch:
         self,
         merger: Merger,
         mixtures: Mapping[str, Mapping[str, float]],
-        scorer: Callable[[SentenceTransformer], dict[str, float]],
+        scorer: Callable[[], dict[str, float]],
         path: Path,
         datasets: Mapping[str, Any],
     ) -> None:
         self._merger, self._mixtures, self._scorer, self._path = merger, mixtures, scorer, path
         self._names = [START, *mixtures]
-        earlier = read_trace(path)[1:] if path.exists() else []
-        self._known = {tuple(line["update"]["merged"].values()): line["update"] for line in earlier}
+        updates = [line["update"] for line in read_trace(path) if "update" in line] if path.exists() else []
+        self._known = {tuple(update["merged"].values()): update for update in updates}
         self._seconds = 0.0
         self._scores: dict[tuple[float, ...], float] = {}
         write_text(path, json.dumps({"step": 0, "seconds": 0.0, "datasets": dict(datasets)}) + "\n")
@@ -121,6 +142,7 @@ class MergeSearch:
         """Let a function search, given what it maximises and the number of models beside the start."""
         search(self._score, len(self._mixtures))
         best, score = max(self._scores.items(), key=lambda item: item[1])
+        self._write(np.array(best), {})
         step, mixture = list(self._scores).index(best) + 1, self._mixture(np.array(best))
         merged = Merged(dict(zip(self._names, best, strict=True)), mixture, score, step, len(self._scores))
         shown = ", ".join(f"{name} {weight:.3f}" for name, weight in merged.weights.items() if weight)
@@ -133,19 +155,18 @@ class MergeSearch:
             update = self._known.get(key) or self._measure(weights)
             self._scores[key] = fmean(update["dev"].values()) if update["dev"] else 0.0
             self._seconds += update["seconds"]
-            line = {
-                "step": len(self._scores),
-                "seconds": round(self._seconds, 4),
-                "weights": self._mixture(weights),
-                "update": update,
-            }
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            self._write(weights, {"update": update})
         return self._scores[key]
+
+    def _write(self, weights: Vector, facts: Mapping[str, Any]) -> None:
+        now = {"step": len(self._scores), "seconds": round(self._seconds, 4), "weights": self._mixture(weights)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(now | dict(facts)) + "\n")
 
     def _measure(self, weights: Vector) -> dict[str, Any]:
         started = perf_counter()
-        scores = self._scorer(self._merger.merge(weights.tolist()))
+        self._merger.merge(weights.tolist())
+        scores = self._scorer()
         cost = {"seconds": round(perf_counter() - started, 4), "memory": 0.0, "failed": []}
         return cost | {"merged": dict(zip(self._names, weights.tolist(), strict=True)), "dev": scores}
 
@@ -183,10 +204,10 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
     names = run_labels([run.path for run in runs])
     tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring)
     merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
-    scorer = partial(score, tasks=tasks, batch_size=recipe.evaluation.batch_size)
+    scorer = DevScorer(merger.model, tasks, recipe.evaluation.batch_size)
     datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}
     mixtures = {name: run.weights for name, run in zip(names, runs, strict=True)}
-    found = MergeSearch(merger, mixtures, scorer, folder / TRACE_FILE, datasets).run(strategy.merge_weights)
+    found = MergeSearch(merger, mixtures, scorer.scores, folder / TRACE_FILE, datasets).run(strategy.merge_weights)
     merger.merge(found.weights.values()).save_pretrained(str(folder / MODEL_FOLDER))
     write_weights(folder / WEIGHTS_FILE, found.mixture)
     return found
@@ -197,11 +218,6 @@ def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:
     halves = recipe.selection is not None and recipe.selection.dev == "halves"
     tasks = (read_task(name, source) for name, source in recipe.dev.items())
     return [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks]
-
-
-def score(model: SentenceTransformer, tasks: Sequence[RetrievalSet], batch_size: int) -> dict[str, float]:
-    """Return NDCG@10 by dev set."""
-    return {task.name: evaluate(model, task, batch_size=batch_size, k=10).mean(MEASURE) for task in tasks}
 
 
 def _parameters(model: SentenceTransformer) -> dict[str, Tensor]:

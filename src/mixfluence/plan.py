@@ -27,7 +27,10 @@ Rows = dict[str, int | None]
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before any measurement; None where unknown."""
+    """How often a dataset is drawn in the first stage, by the weights before any measurement; None where unknown.
+
+    Of models to merge it is drawn in its own stage.
+    """
 
     name: str
     rows: int | None
@@ -39,8 +42,8 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    `dev_batch_size` is the number of rows of each dev set that an update asks for. In a stage that merges models, a
-    step is the evaluation of one merge.
+    `dev_batch_size` is the number of rows of each dev set that an update asks for. If the stage `merges` models, a
+    step is the scoring of one merge.
     """
 
     name: str
@@ -52,6 +55,7 @@ class StagePlan:
     update_cost: float
     dev_batch_size: int
     memory: float
+    merges: bool
 
     @property
     def cost(self) -> float:
@@ -138,8 +142,8 @@ def concerns(recipe: Recipe, plan: Plan) -> Iterator[str]:
         if dataset.rows is not None and dataset.rows < batch:
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
     yield from _epoch_limit(recipe, plan)
-    if len(plan.stages) > 1:
-        total = sum(stage.steps for stage in recipe.strategy.stages(recipe) if not stage.merges)
+    total = sum(stage.steps for stage in plan.stages if not stage.merges)
+    if total > plan.steps:
         yield f"training.steps is {plan.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
         if stage.measures:

@@ -49,13 +49,17 @@ def plan_run(recipe: Recipe, sizes: Mapping[str, int] | None = None, *, processe
     train, reason = _count(recipe.train, sizes)
     stages, problem = _started_stages(recipe, _guessed(train))
     unknown = [problem] if problem else []
-    if len(stages) > 1:
+    merges = stages[-1][0].merges
+    if len(stages) > 1 and not merges:
         unknown.append("how often each dataset is drawn in the final stage: earlier stages find that")
     if reason:
         unknown.append(f"rows of the training sets {_missing(train)}, assumed to fill a batch ({reason})")
     first, drawing = stages[0]
     draws = first.steps * training.gradient_accumulation
     weights = None if problem else _mean_weights(drawing, train, draws)
+    if merges:
+        draws *= len(stages) - 1
+        weights = np.mean([expert.weights() for _, expert in stages[:-1]], axis=0)
     drawing.start(_guessed(train))
     guides: Rows = {}
     if recipe.strategy.scoring or any(strategy.probing for _, strategy in stages):
@@ -101,7 +105,7 @@ def calibrated(plan: Plan, recipe: Recipe, steps: int) -> Plan:
         stage.steps * per_step + stage.updates * per_update
         for stage, (per_step, per_update) in zip(plan.stages, paces, strict=True)
     )
-    step, update = paces[-1][0], max(per_update for _, per_update in paces)
+    step, update = paces[0][0], max(per_update for _, per_update in paces)
     total = seconds + (plan.clustering or 0.0) * step
     facts = {"steps": steps, "seconds_per_step": step, "seconds_per_update": update, "seconds": total}
     return replace(plan, calibration=facts)
@@ -220,6 +224,7 @@ def _plan_stage(
         update_cost=update_cost,
         dev_batch_size=probing.method.dev_batch_size if probing else 0,
         memory=(memory if updates else 0.0) + (AGAINST_MEMORY if stage.against else 0.0),
+        merges=stage.merges,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 from rich import filesize
@@ -79,7 +80,7 @@ def plan_view(plan: Plan) -> Group:
 def _datasets(plan: Plan) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("dataset")
-    stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 else ""
+    stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
     for heading in ("rows", "share", f"epochs{stage}"):
         table.add_column(heading, justify="right")
     for dataset in plan.datasets:
@@ -98,11 +99,16 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         )
         yield "clustering", f"one forward pass over all rows{steps}"
     several = len(plan.stages) > 1
-    for stage in plan.stages:
-        if several:
-            yield f"stage {stage.name}", _stage(stage)
-        elif stage.measures:
-            yield "measuring", _updates(stage)
+    for text, same in groupby(plan.stages, _stage):
+        stages = list(same)
+        if len(stages) > 2:
+            yield f"{len(stages)} stages", f"{stages[0].name} to {stages[-1].name}, each {text}"
+            continue
+        for stage in stages:
+            if several:
+                yield f"stage {stage.name}", text
+            elif stage.measures:
+                yield "measuring", _updates(stage)
     clusters = ", and the clustering" if plan.clustering is None else ""
     times = f"{plan.times_static:.2f} times a static run of {plan.steps:,}"
     yield "cost", f"{plan.cost:,.0f} training steps, {times}{clusters}"
@@ -114,8 +120,11 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _stage(stage: StagePlan) -> str:
+    if stage.merges:
+        return f"{stage.steps:,} merges scored on dev, each {stage.step_cost:.1f} training steps"
     cost = "" if stage.step_cost == 1 else f" of {stage.step_cost:.2f} training steps each"
-    return f"{stage.steps:,} steps{cost}" + (f"; {_updates(stage)}" if stage.measures else "")
+    scored = f", scored on dev for {stage.update_cost:.1f} more" if stage.updates and not stage.measures else ""
+    return f"{stage.steps:,} steps{cost}{scored}" + (f"; {_updates(stage)}" if stage.measures else "")
 
 
 def _updates(stage: StagePlan) -> str:

@@ -29,6 +29,8 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 MARKERS = ("o", "s", "^", "D", "P", "X")
 HATCHES = ("", "////", "||||", "----")
 LONGEST_NAME = 40
+# Of more stages, such as experts or proxies, only the last is drawn.
+MOST_STAGES = 4
 # The value that gets the full colour in a grid of percentages; text is readable on those below 100.
 DARKEST = 160.0
 STYLE = files("mixfluence.report") / "assets" / "charts.mplstyle"
@@ -91,7 +93,8 @@ def _charts_of_groups(comparison: Comparison) -> Iterator[Chart]:
 
 def charts_of_run(label: str, run: Run) -> list[Chart]:
     """Return the charts of one run, stage by stage; a chart without data is left out."""
-    traces = {**run.stages, "final" if run.stages else "": run.trace}
+    shown = run.stages if len(run.stages) <= MOST_STAGES else {}
+    traces = {**shown, "final" if run.stages else "": run.trace}
     traces = {stage: trace for stage, trace in traces.items() if len(trace) > 1}
     stem = re.sub(r"[^\w.-]+", "-", label).strip("-.") or "run"
     charts = []

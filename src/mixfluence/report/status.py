@@ -143,7 +143,9 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
 def _times(status: Status) -> Iterator[tuple[str, str]]:
     seconds, when = status.trace[-1]["seconds"], "in total" if status.run.finished else "so far"
     probing = sum(line["update"]["seconds"] for line in status.trace if "update" in line)
-    yield "pace", f"{(seconds - probing) / status.step:.3g} s per step, {duration(seconds)} {when}"
+    # In a stage that merges models, a step is nothing but an evaluation.
+    own = seconds - probing if any("trained" in line for line in status.trace) else seconds
+    yield "pace", f"{own / status.step:.3g} s per step, {duration(seconds)} {when}"
     if 0 < probing < seconds:
         yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
     if status.state == "training":

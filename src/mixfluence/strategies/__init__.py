@@ -15,6 +15,7 @@ from mixfluence.strategies.inf_dds import InfDDS as InfDDS
 from mixfluence.strategies.merge import Merge as Merge
 from mixfluence.strategies.multidds import MultiDDS as MultiDDS
 from mixfluence.strategies.odm import ODM as ODM
+from mixfluence.strategies.regmix import RegMix as RegMix
 from mixfluence.strategies.replay import Replay as Replay
 from mixfluence.strategies.static import Static as Static
 from mixfluence.strategies.target_only import TargetOnly as TargetOnly
@@ -33,6 +34,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "aioli": Aioli,
     "odm": ODM,
     "merge": Merge,
+    "regmix": RegMix,
     "target-only": TargetOnly,
     "replay": Replay,
 }

@@ -118,8 +118,17 @@ class Strategy(Section):
         """How models of stages are scored on the dev sets; None for a method that compares none."""
         return None
 
-    def conclude(self, recipe: Recipe, stages: Mapping[str, StageResult]) -> tuple[Mapping[str, float], list[str]]:
-        """Return the mixture for the last stage, given those before it, and sentences about it for the record."""
+    def conclude(
+        self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
+    ) -> tuple[Mapping[str, float], list[str]]:
+        """Return the mixture for the last stage and sentences about it for the record.
+
+        Args:
+            recipe: The recipe.
+            stages: The stages before it, by name.
+            sizes: Rows of each dataset.
+            rows: Rows that the last stage draws.
+        """
         return list(stages.values())[-1].found, []
 
     def merge_weights(self, score: Callable[[Vector], float], models: int) -> Vector:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, minimize
 
 from mixfluence.policy import Vector, Weights
 from mixfluence.schema import Count, Share
@@ -106,6 +105,8 @@ def search_simplex(
 
     Scored are the corners, their mean and the guesses, and then points that COBYQA asks for, from the best of them.
     """
+    from scipy.optimize import Bounds, LinearConstraint, minimize
+
     scores: dict[tuple[float, ...], float] = {}
 
     def measure(weights: Vector) -> float:
