@@ -34,6 +34,7 @@ from mixfluence.report.page import render_page
 from mixfluence.runs import read_run, read_trace
 from mixfluence.strategies.merge import Merge
 from tests.test_experiment import StopAt, recipe_path
+from tests.training.runs import start_processes
 
 __all__ = ["recipe_path"]
 
@@ -267,3 +268,17 @@ def test_what_cannot_be_merged_is_one_clear_error(recipe_path: Path, tmp_path: P
     assert "already holds a run" in refused(recipe.output, "-o", recipe.output)
     (recipe.output / "record.json").unlink()
     assert "not a finished" in refused(recipe.output, "-o", tmp_path / "out")
+
+
+def train_together(recipe_path: Path, changes: list[str]) -> None:
+    """Train as one of several processes."""
+    experiment.run(load_recipe(recipe_path, changes))
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_a_merge(recipe_path: Path) -> None:
+    start_processes(train_together, recipe_path, [MERGE, "training.batch_size=4"])
+    run = read_run(recipe_path.parent / "run")
+    assert run.finished
+    assert run.record["probing"]["rounds"] == run.record["steps"] <= 12
+    assert sum(run.weights.values()) == pytest.approx(1)
