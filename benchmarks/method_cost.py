@@ -54,7 +54,7 @@ def seconds_of(record: dict[str, Any]) -> float:
 def measure(name: str, method: Method, common: list[str], scratch: Path) -> dict[str, Any]:
     """Run a sampler; return its seconds, predicted cost and memory."""
     from mixfluence.experiment import run
-    from mixfluence.planning import plan_run
+    from mixfluence.plan import plan_run
     from mixfluence.recipe_yaml import find_recipe, load_recipe
 
     folder = scratch / name.replace(" ", "_")

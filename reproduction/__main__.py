@@ -98,7 +98,7 @@ def _show(found: Findings, folder: Path) -> None:
     try:
         logger.info("wrote %s and %s", *write_figure(lines, folder, study.name))
     except ImportError:
-        logger.warning("no figure of the trajectories: pip install 'mixfluence[report]'")
+        logger.warning("no figure of the trajectories: pip install matplotlib")
 
 
 def main() -> None:

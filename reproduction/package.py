@@ -13,7 +13,6 @@ from mixfluence.evaluation.significance import average_difference, bootstrap_int
 from mixfluence.files import replacing, write_text
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.summary import pool_labels
 from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, write_record
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ __all__ = [
     "demo_changes",
     "embed_rows",
     "holm",
-    "pool_labels",
     "read_rows",
     "read_task",
     "read_weights",

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from reproduction.cells import title_of
 from reproduction.outcomes import Outcome, Trajectory
-from reproduction.package import pool_labels
 from reproduction.stability import Mixture, disagreement, mean_mixture, mixture_at, wandering
 from reproduction.tables import Table
 
@@ -19,6 +18,8 @@ WIDTH, PANEL_HEIGHT, LABEL_HEIGHT = 6.9, 1.7, 0.14
 PANELS_IN_A_ROW = LABELS_IN_A_ROW = 3
 COLOURS = ("#0072b2", "#d55e00", "#008a64", "#b9558f", "#a87400", "#2a8fc9", "#3d444b")
 DASHES = ("-", "--", ":", "-.")
+# Most characters of a list of datasets; longer ones are counted.
+WIDEST_POOL = 24
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "legend.fontsize": 7,
@@ -170,3 +171,14 @@ def _line_table(lines: Sequence[Line]) -> Table:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the datasets of each pool if they are few, else their number; a letter tells equal numbers apart."""
+    long = [pool for pool in dict.fromkeys(pools) if len(", ".join(pool)) > WIDEST_POOL]
+    labels = {pool: ", ".join(pool) or "-" for pool in pools if pool not in long}
+    for pool in long:
+        alike = [other for other in long if len(other) == len(pool)]
+        letter = f" ({chr(ord('a') + alike.index(pool))})" if len(alike) > 1 else ""
+        labels[pool] = f"{len(pool)} set{'s' if len(pool) > 1 else ''}{letter}"
+    return [labels[pool] for pool in pools]

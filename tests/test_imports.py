@@ -11,7 +11,17 @@ from pathlib import Path
 import mixfluence
 
 SOURCE = Path(mixfluence.__file__).parent
-HEAVY = {"torch", "numpy", "pydantic", "scipy", "datasets", "transformers", "sentence_transformers", "matplotlib"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "pydantic",
+    "scipy",
+    "datasets",
+    "transformers",
+    "sentence_transformers",
+    "plotly",
+    "pandas",
+}
 TRAINERS = {"Trainer", "TrainerCallback", "SentenceTransformerTrainer"}
 
 

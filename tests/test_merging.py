@@ -31,6 +31,7 @@ from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.compare import compare
 from mixfluence.report.page import render_page
+from mixfluence.report.status import read_status
 from mixfluence.runs import read_run, read_trace
 from mixfluence.strategies.merge import Merge
 from tests.test_experiment import StopAt, recipe_path
@@ -171,6 +172,9 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
     assert read_weights(again.output / "weights.json") == pytest.approx(read_weights(recipe.output / "weights.json"))
     found = compare([read_run(recipe.output), read_run(again.output)])
     assert [group.recipe.strategy.label for group in found.groups] == ["Merge", "Static"]
+    status = read_status(recipe.output, now=1e12)
+    assert (status.state, status.step) == ("finished", len(evaluations))
+    assert status.history[-1] == pytest.approx(read_weights(recipe.output / "weights.json"))
     page = render_page([read_run(recipe.output), read_run(again.output)])
     assert "Merge" in page
     assert "Stage expert-small" in page

@@ -25,7 +25,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
 from mixfluence.merging import merged_mixture
-from mixfluence.planning import plan_run
+from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe_yaml import RECIPES, load_recipe
@@ -66,10 +66,11 @@ SETTINGS = {
     "crisp": "branching: 2, levels: 2, encoder: {model}",
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
     "odm": "warmup_batches: 2",
-    "merge": "expert_steps: 12, evaluations: 12",
     "regmix": "proxies: 8, proxy_steps: 12",
     "target-only": "",
 }
+# Its last stage does not train; tests/test_merging.py has more of it.
+MERGING = {"merge": "expert_steps: 12, evaluations: 12"}
 STAGES = {
     "doge": ["proxy", "second-proxy"],
     "doremi": ["reference", "proxy"],
@@ -80,7 +81,7 @@ STAGES = {
 
 
 def chosen(method: str, model: Path) -> str:
-    return f"strategy={{name: {method}, {SETTINGS[method].format(model=model)}}}"
+    return f"strategy={{name: {method}, {(SETTINGS | MERGING)[method].format(model=model)}}}"
 
 
 def record_of(folder: Path) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", SETTINGS)
+@pytest.mark.parametrize("method", [*SETTINGS, *MERGING])
 def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_bert_folder: Path) -> None:
     recipe = load_recipe(recipe_path, [chosen(method, tiny_bert_folder), "selection=null"])
     scores = run(recipe)
@@ -184,14 +185,16 @@ def test_a_recipe_ships_for_every_method(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", STRATEGIES)
-def test_a_docstring_states_the_cost_of_its_method(method: str) -> None:
+def test_a_docstring_states_the_cost_of_its_method(method: str, tmp_path: Path) -> None:
     text = " ".join(inspect.cleandoc(STRATEGIES[method].__doc__ or "").split())
     assert re.search(r"\bCosts?\b[^.]*training step", text)
     stated = re.search(r"Memory: (\d) parameter size", text)
     assert stated or "no memory" in text
-    recipe = load_recipe(
-        RECIPES / f"english13{'' if method == 'static' else f'-{method}'}.yaml", files_may_be_missing=True
-    )
+    (tmp_path / "weights.json").write_text('{"nq": 1}', encoding="utf-8")
+    own = [f"strategy.run={tmp_path}", "strategy.which=final", "train={nq: {published: {rows: 9}}}"]
+    changes = own if method == "replay" else []
+    path = RECIPES / f"english13{'' if method == 'static' else f'-{method}'}.yaml"
+    recipe = load_recipe(path, changes, files_may_be_missing=True)
     assert plan_run(recipe).sampler_memory == (int(stated[1]) if stated else 0)
 
 

@@ -1,7 +1,6 @@
 """Recipes.
 
 - Every recipe that ships is valid, has a header with its purpose and needs, and survives writing and reading.
-- `mixfluence recipes check` without a name checks them all, and names the first wrong one.
 - A wrong recipe gives one error that names the file, the line, the key and, for a misspelt key, the nearest.
 - Sources inherit defaults, their name and the split of their section.
 - Plain values have the types of YAML 1.2.
@@ -10,16 +9,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from mixfluence import recipe_yaml
-from mixfluence.cli import app
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.source import FileSource
@@ -52,26 +47,6 @@ HEADER = ("Purpose", "Data", "Hardware", "Cost", "Run", "Expect")
 
 def test_recipes_ship() -> None:
     assert len(SHIPPED) == 26
-
-
-def test_all_recipes_are_checked_without_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["recipes", "check"])
-    assert result.exit_code == 0
-    *lines, last = result.stdout.splitlines()
-    assert last == f"{len(SHIPPED)} recipes are valid"
-    assert {line.split()[0] for line in lines} == {path.stem for path in SHIPPED}
-
-
-def test_a_wrong_recipe_among_others_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "recipes"
-    shutil.copytree(RECIPES, folder)
-    (folder / "my-wrong-one.yaml").write_text(SMALL.replace("steps:", "stepz:"), encoding="utf-8")
-    monkeypatch.setattr(recipe_yaml, "RECIPES", folder)
-    result = CliRunner().invoke(app, ["recipes", "check"])
-    assert isinstance(result.exception, RecipeError)
-    assert "my-wrong-one.yaml:7: training: unknown key 'stepz'" in str(result.exception)
-    assert result.stdout == ""
 
 
 def test_a_dataset_has_as_many_rows_in_every_recipe() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import formatannotation, signature
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, get_type_hints
 
 import torch
@@ -15,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
 from torch import nn
-from transformers import ProgressCallback, TrainerCallback
+from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer, TrainerCallback
 
 from mixfluence.data.mixture import Mixture, Overlap
 from mixfluence.data.retrieval import RetrievalSet
@@ -28,35 +30,29 @@ from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRA
 from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.losses import LOSSES, group_losses
-from mixfluence.training.preflight import check_environment, dry_run
-from mixfluence.training.trainer import MixtureTrainer
+from mixfluence.training.trainer import MixtureTrainer, check_arguments
 
+# Variables that torchrun sets for each process.
+LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
 SAVE_EVERY = 500
 
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a run.
-
-    Attributes:
-        train: The training sets, or clusters of their rows, without rows that contain a test query.
-        sources: For each of them, the training set of the recipe whose prompts it has.
-        dev: The dev rows that guide sampling.
-        selection: The dev tasks that select a checkpoint.
-        test: The test tasks.
-        overlaps: The rows that were dropped.
-        samples: Dev tasks by which the models of stages are scored.
-        found: The probabilities that a clustering or an earlier stage has found.
-    """
+    """The data of a run: the training sets or clusters of their rows, dev sets that guide or select, and test sets."""
 
     train: Mixture
+    # For each of `train`, the training set of the recipe whose prompts it has.
     sources: Mapping[str, str]
     dev: Mapping[str, RowSet]
     selection: list[RetrievalSet]
     test: Mapping[str, RetrievalSet]
+    # Training rows that were dropped.
     overlaps: list[Overlap]
+    # Dev tasks by which the models of stages are scored.
     samples: list[RetrievalSet] = field(default_factory=list)
+    # Probabilities that a clustering or an earlier stage has found.
     found: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -138,8 +134,52 @@ def _build_loss(
 def check_training_arguments(recipe: Recipe) -> None:
     """Refuse, before any data is read, an environment or arguments with which training cannot start."""
     check_environment()
-    own = _own_arguments(recipe, torch.device(get_device_name()), {})
-    dry_run(lambda given: SentenceTransformerTrainingArguments(**{**own, **given}), _trainer_args(recipe))
+    dry_run(_own_arguments(recipe, torch.device(get_device_name()), {}), _trainer_args(recipe))
+
+
+def check_environment() -> None:
+    """Refuse an incomplete set of launcher variables, with which each process would train a run of its own."""
+    missing = [name for name in LAUNCHER if not os.environ.get(name)]
+    several = os.environ.get("WORLD_SIZE", "1") != "1" or os.environ.get("LOCAL_RANK", "-1") != "-1"
+    if missing and several:
+        given = ", ".join(name for name in LAUNCHER if name in os.environ)
+        raise RecipeError(
+            f"{given} without {', '.join(missing)}: torchrun sets all of them, a single process needs none"
+        )
+
+
+def dry_run(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Set up a Trainer around a tiny model, so that a bad one of the `given` arguments fails now and is named."""
+
+    def failure(options: Mapping[str, Any]) -> Exception | None:
+        try:
+            _set_up(SentenceTransformerTrainingArguments(**{**own, **options}))
+        except Exception as error:  # transformers, torch and every tracker raise their own kinds
+            return error
+        return None
+
+    error = failure(given)
+    if isinstance(error, RecipeError):
+        raise error
+    if error is not None:
+        alone = [name for name in given if failure({k: v for k, v in given.items() if k != name}) is None]
+        names = ", ".join(f"training.trainer_args.{name}" for name in alone) or "training"
+        reason = shorten(str(error) or repr(error), 300, placeholder=" ...")
+        raise RecipeError(f"{names}: refused by the trainer library ({reason})") from error
+
+
+def _set_up(args: SentenceTransformerTrainingArguments) -> None:
+    check_arguments(args)
+    sizes = {"vocab_size": 2, "hidden_size": 2, "intermediate_size": 2, "max_position_embeddings": 2}
+    model = BertForMaskedLM(BertConfig(num_hidden_layers=1, num_attention_heads=1, **sizes))
+    rows = [{"input_ids": [0]}]
+    trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows)
+    if args.torch_compile_mode is not None:
+        torch.compile(nn.Identity(), **trainer.accelerator.state.dynamo_plugin.to_kwargs())
+    # The module names of this model are not those that `optim_target_modules` refers to.
+    if not args.optim_target_modules:
+        trainer.create_optimizer_and_scheduler(args.max_steps)
+    trainer.get_train_dataloader()
 
 
 def training_arguments(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -17,87 +17,48 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixfluence.data.tokenize import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
-from mixfluence.errors import MixfluenceError
 from mixfluence.influence.snapshot import preserve_modes
 
 # Prompt names that sentence-transformers tries, in this order.
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-# Token ids, or plain texts if sentence-transformers has to encode them.
-Prepared = TokenTable | Sequence[str]
 
 
 def text_encoders(model: SentenceTransformer, prompts: Mapping[Task, str | None]) -> dict[Task, TextEncoder]:
     """Return encoders of queries, documents or both, given the prompt of each; None is the model's own prompt."""
-    try:
-        tokeniser = Tokeniser(model)
-    except MixfluenceError:
-        tokeniser = None
+    tokeniser = Tokeniser(model)
     encoders = {}
     for task, prompt in prompts.items():
         own = next((model.prompts[name] for name in OWN_PROMPTS[task] if name in model.prompts), None) or ""
-        encoders[task] = TextEncoder(model, task, own if prompt is None else prompt, tokeniser)
+        encoders[task] = TextEncoder(model, tokeniser.side(task, own if prompt is None else prompt))
     return encoders
 
 
 class TextEncoder:
-    """Encodes the queries or the documents of a model, with the text lengths of its Transformer module."""
+    """Encodes the queries or the documents of a model."""
 
-    def __init__(self, model: SentenceTransformer, task: Task, prompt: str, tokeniser: Tokeniser | None) -> None:
+    def __init__(self, model: SentenceTransformer, side: Side) -> None:
         self._model = model
-        self._task = task
-        self._prompt = prompt
-        # None if the inputs of the model are not token ids: then sentence-transformers has to encode the texts.
-        self._side: Side | None = None
-        with suppress(MixfluenceError):
-            self._side = tokeniser.side(task, prompt) if tokeniser else None
+        self.side = side
 
-    def prepare(self, texts: Sequence[str], tokenise: Callable[[Sequence[str], Side], TokenTable]) -> Prepared:
-        """Return the input of `encode`. Needs no device, so that worker processes can call it.
-
-        Of the functions to tokenise by, `tokenise_texts` caches token ids for later runs, `tokenise_unkept` does not.
-        """
-        return tokenise(texts, self._side) if self._side else texts
-
-    def encode(self, texts: Prepared, *, batch_size: int, show_progress: bool = False) -> Tensor:
-        """Return unit vectors on the model's device, in the order of the texts that `prepare` was given.
-
-        Module modes are preserved and no random numbers are drawn.
-        """
-        with preserve_modes(self._model), shape_free_attention():
-            self._model.eval()
-            if isinstance(texts, TokenTable):
-                return _embed(self._model, texts, batch_size, show_progress)
-            encode = self._model.encode_query if self._task == "query" else self._model.encode_document
-            vectors: Tensor = encode(
-                list(texts),
-                prompt=self._prompt,
-                batch_size=batch_size,
-                show_progress_bar=show_progress,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-            )
-            return vectors
-
-
-@torch.inference_mode()
-def _embed(model: SentenceTransformer, texts: TokenTable, batch_size: int, show_progress: bool) -> Tensor:
-    order = np.argsort(-texts.lengths, kind="stable")
-    found = []
-    starts = range(0, len(order), batch_size)
-    for start in track(starts, "encoding", console=Console(stderr=True), transient=True, disable=not show_progress):
-        features = texts.layout.features(texts.token_ids(order[start : start + batch_size]))
-        embeddings = model(batch_to_device(features, model.device))["sentence_embedding"]
-        if model.truncate_dim is not None:
-            embeddings = truncate_embeddings(embeddings, model.truncate_dim)
-        found.append(F.normalize(embeddings, dim=-1))
-    joined = torch.cat(found)
-    return torch.empty_like(joined).index_copy_(0, torch.from_numpy(order).to(joined.device), joined)
+    @torch.inference_mode()
+    def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False) -> Tensor:
+        """Return unit vectors on the model's device, of texts that were tokenised for its `side`."""
+        model, console = self._model, Console(stderr=True)
+        order = np.argsort(-texts.lengths, kind="stable")
+        found = []
+        with preserve_modes(model), shape_free_attention():
+            model.eval()
+            starts = range(0, len(order), batch_size)
+            for start in track(starts, "encoding", console=console, transient=True, disable=not show_progress):
+                features = texts.layout.features(texts.token_ids(order[start : start + batch_size]))
+                embeddings = model(batch_to_device(features, model.device))["sentence_embedding"]
+                if model.truncate_dim is not None:
+                    embeddings = truncate_embeddings(embeddings, model.truncate_dim)
+                found.append(F.normalize(embeddings, dim=-1))
+        joined = torch.cat(found)
+        return torch.empty_like(joined).index_copy_(0, torch.from_numpy(order).to(joined.device), joined)
 
 
 def shape_free_attention() -> AbstractContextManager[None]:
-    """Disable cuDNN's attention, which builds a new plan for every input shape.
-
-    Batches of text have hundreds of shapes. On an H200, planning took 17 s in the first ten steps of MiniLM-L6, more
-    than the next hundred steps. The other kernels accept any shape.
-    """
+    """Disable cuDNN's attention, which builds a new plan for every input shape: 17 s in ten steps on an H200."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

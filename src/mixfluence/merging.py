@@ -22,7 +22,7 @@ from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError
-from mixfluence.evaluation.retrieval import score_embeddings
+from mixfluence.evaluation.retrieval import rank_embeddings, score_task
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import write_weights
@@ -78,14 +78,14 @@ class DevScorer:
         for task in tasks:
             encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
             texts = zip(encoders.values(), (task.queries, task.docs), strict=True)
-            self._texts.append([(encoder, encoder.prepare(own, tokenise_texts)) for encoder, own in texts])
+            self._texts.append([(encoder, tokenise_texts(own, encoder.side)) for encoder, own in texts])
 
     def scores(self) -> dict[str, float]:
         """Return NDCG@10 by dev set."""
         found = {}
         for task, texts in zip(self._tasks, self._texts, strict=True):
             queries, passages = (encoder.encode(own, batch_size=self._batch_size) for encoder, own in texts)
-            found[task.name] = score_embeddings(task, queries, passages, k=10).mean(MEASURE)
+            found[task.name] = score_task(task, rank_embeddings(task, queries, passages, k=10)).mean(MEASURE)
         return found
 
 

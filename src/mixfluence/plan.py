@@ -2,38 +2,44 @@
 
 The unit of cost is one training step: forward, backward and optimizer on the rows that a process has of a step. A
 forward pass alone is a third of it. Work that depends on parameters and not on rows, such as restoring a snapshot, is
-not counted. `planning.plan_run` makes the plan of a recipe.
+not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixfluence.policy import Vector
+from mixfluence.errors import DataError
+from mixfluence.influence.settings import FORWARD
+from mixfluence.policy import Vector, cap
 from mixfluence.recipe import Recipe
+from mixfluence.strategies import Stage, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.data.formats import Source
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
-BYTES_PER_PARAMETER = 4
+# A stage trained against a reference model: one more forward pass, and the reference's parameters.
+AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
-
-# Rows of each dataset; None where unknown.
-Rows = dict[str, int | None]
+# Points at which a schedule of weights is sampled.
+POINTS = 1_000
 
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before any measurement; None where unknown.
+    """How often a dataset is drawn in the first stage, by the weights before any measurement; None for clusters.
 
-    Of models to merge it is drawn in its own stage.
+    Of models to merge, it is drawn in all their stages together.
     """
 
     name: str
-    rows: int | None
+    rows: int
     share: float | None
     epochs: float | None
 
@@ -42,68 +48,52 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    `dev_batch_size` is the number of rows of each dev set that an update asks for. If the stage `merges` models, a
-    step is the scoring of one merge.
+    `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures.
+    If the stage `merges` models, a step is the scoring of one merge; otherwise `scoring_cost` is that of its model.
     """
 
     name: str
     steps: int
     step_cost: float
-    measures: bool
     updates: int
     first_update: int | None
     update_cost: float
     dev_batch_size: int
     memory: float
-    merges: bool
+    scoring_cost: float = 0.0
+    merges: bool = False
 
     @property
     def cost(self) -> float:
         """The whole stage in training steps."""
-        return self.steps * self.step_cost + self.updates * self.update_cost
+        return self.steps * self.step_cost + self.updates * self.update_cost + self.scoring_cost
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will cost. Costs and memory are those of each process.
+    """What a recipe will cost. Costs and memory are those of each process.
 
     Attributes:
-        steps: Steps of the final stage, those of a static run.
-        batch_size: Rows per batch and process.
-        batches_per_step: Batches whose gradients make one step.
         guides: Rows of each dev set that guides sampling.
-        clustering: Cost of clustering before training; None if the rows are unknown.
-        parameters: Parameters of the model; None if its files are not on this machine.
-        concerns: Likely mistakes.
-        unknown: What could not be determined, and what was assumed instead.
-        calibration: Measured seconds; see `calibrated`.
+        clustering: Cost of clustering before training.
     """
 
-    name: str
-    method: str
-    model: str
+    recipe: Recipe
     processes: int
-    steps: int
-    batch_size: int
-    batches_per_step: int
     datasets: list[DatasetPlan]
-    guides: Rows
+    guides: dict[str, int]
     stages: list[StagePlan]
-    clustering: float | None
-    parameters: int | None
-    concerns: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    calibration: dict[str, float] | None = None
+    clustering: float
 
     @property
     def cost(self) -> float:
         """The whole run in training steps."""
-        return sum(stage.cost for stage in self.stages) + (self.clustering or 0.0)
+        return sum(stage.cost for stage in self.stages) + self.clustering
 
     @property
     def times_static(self) -> float:
         """The whole run relative to a static run of as many steps."""
-        return self.cost / self.steps
+        return self.cost / self.recipe.training.steps
 
     @property
     def sampler_memory(self) -> float:
@@ -111,52 +101,38 @@ class Plan:
         return max(stage.memory for stage in self.stages)
 
     @property
-    def training_memory(self) -> float:
-        """Memory of training itself, in parameter sizes; no activations."""
-        return TRAINING_MEMORY + (EXCHANGE_MEMORY if self.processes > 1 else 0.0)
-
-    @property
     def memory(self) -> float:
-        """Training and sampler together, in parameter sizes."""
-        return self.training_memory + self.sampler_memory
+        """Training and sampler together, in parameter sizes; no activations."""
+        return TRAINING_MEMORY + (EXCHANGE_MEMORY if self.processes > 1 else 0.0) + self.sampler_memory
 
     @property
-    def memory_bytes(self) -> int | None:
-        """Training and sampler together, in bytes of fp32."""
-        return None if self.parameters is None else round(self.memory * self.parameters * BYTES_PER_PARAMETER)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        derived = ("cost", "times_static", "sampler_memory", "memory", "memory_bytes")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
+    def concerns(self) -> list[str]:
+        """Likely mistakes, a sentence each."""
+        return list(_concerns(self))
 
 
-def concerns(recipe: Recipe, plan: Plan) -> Iterator[str]:
-    """Yield what a user should know before the run starts, a sentence each."""
-    batch = plan.batch_size * plan.processes
-    for dataset in plan.datasets:
-        if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:
-            yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
-        if dataset.share is not None and 0 < dataset.share < LEAST_SHARE:
-            yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
-        if dataset.rows is not None and dataset.rows < batch:
-            yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
-    yield from _epoch_limit(recipe, plan)
-    total = sum(stage.steps for stage in plan.stages if not stage.merges)
-    if total > plan.steps:
-        yield f"training.steps is {plan.steps:,}, but with its stages the run trains for {total:,} steps"
-    for stage in plan.stages:
-        if stage.measures:
-            yield from _first_update(recipe, stage)
-    wanted = max(stage.dev_batch_size for stage in plan.stages)
-    for name, rows in plan.guides.items():
-        if rows is not None and rows < wanted:
-            yield f"dev set {name}: {rows:,} rows guide sampling, fewer than the {wanted:,} that an update asks for"
+def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
+    """Return what a recipe will cost on some processes, such as one per GPU.
 
-
-def batch_rows(sizes: Vector, batch_size: int, processes: int) -> Vector:
-    """Return the rows of a batch of each dataset over all processes, which have as many each."""
-    return np.asarray(np.maximum(1, np.minimum(batch_size, sizes // processes)) * processes)
+    Data on this machine is counted. For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's
+    `published.rows` count.
+    """
+    training, clusters = recipe.training, recipe.strategy.clusters
+    train = _count("train", recipe.train)
+    stages: list[tuple[Stage, Strategy]] = []
+    for stage in recipe.strategy.stages(recipe):
+        strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
+        strategy.start(train)
+        stages.append((stage, strategy))
+    guides: dict[str, int] = {}
+    if recipe.strategy.scoring or any(strategy.probing for _, strategy in stages):
+        guides = _count("dev", recipe.dev, halves=recipe.selection is not None and recipe.selection.dev == "halves")
+    drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
+    datasets = _plan_datasets(recipe, drawing, train, processes)
+    planned = [_plan_stage(recipe, stage, strategy, train, guides, processes) for stage, strategy in stages]
+    # The first process encodes for all: the others wait.
+    forward = sum(train.values()) / (training.batch_size * training.gradient_accumulation) * FORWARD
+    return Plan(recipe, processes, datasets, guides, planned, forward if clusters else 0.0)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -166,26 +142,139 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
-def _epoch_limit(recipe: Recipe, plan: Plan) -> Iterator[str]:
-    limit = recipe.strategy.max_epochs
+def _count(section: str, sources: Mapping[str, Source], *, halves: bool = False) -> dict[str, int]:
+    """Return the rows of each dataset, or of the half that guides."""
+    rows = {}
+    for name, source in sources.items():
+        if source.on_disk:
+            from mixfluence.data.formats import read_rows
+            from mixfluence.data.retrieval import guiding_half
+
+            found = read_rows(source)
+            rows[name] = len(guiding_half(name, found) if halves else found)
+        elif source.published and source.published.rows:
+            rows[name] = source.published.rows // (2 if halves else 1)
+        else:
+            hint = f"give its size as {section}.{name}.published.rows to plan without it"
+            raise DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}")
+    return rows
+
+
+def _plan_datasets(
+    recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
+) -> list[DatasetPlan]:
+    if recipe.strategy.clusters:
+        return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
+    draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
+    points = min(draws, POINTS)
+    shares = np.mean([own.weights(point / points) for _, own in stages for point in range(points)], axis=0)
+    sizes = np.array(list(train.values()), np.float64)
+    batches = _batch_rows(sizes, recipe.training.batch_size, processes)
+    if (max_epochs := stages[0][1].max_epochs) is not None:
+        shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
+    epochs = shares * draws * batches / sizes
+    return [
+        DatasetPlan(name, rows, share, times)
+        for (name, rows), share, times in zip(train.items(), shares.tolist(), epochs.tolist(), strict=True)
+    ]
+
+
+def _plan_stage(
+    recipe: Recipe,
+    stage: Stage,
+    strategy: Strategy,
+    train: Mapping[str, int],
+    guides: Mapping[str, int],
+    processes: int,
+) -> StagePlan:
+    training, probing = recipe.training, strategy.probing
+    step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (1.0, 0.0)
+    if stage.merges:
+        return StagePlan(stage.name, stage.steps, _scoring_cost(recipe, guides), 0, None, 0.0, 0, 0.0, merges=True)
+    if probing is None:
+        scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0
+        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
+    method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
+    dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
+    update_cost, possible = dev * FORWARD, strategy.candidates()
+    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    if len(possible):
+        measured = min(probing.subset or len(possible), len(possible))
+        sharing = 1 if method.alone else processes
+        sizes = np.array(list(train.values()))[possible]
+        batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
+        update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
+        memory += method.memory(probing.reptile) if updates else 0.0
+    first = updates[0] if updates else None
+    dev_rows = method.dev_batch_size
+    return StagePlan(stage.name, stage.steps, step_cost, len(updates), first, update_cost, dev_rows, memory)
+
+
+def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
+    """Return the cost of scoring one model on the dev sets; a training row has at least two texts."""
+    scoring, training = recipe.strategy.scoring, recipe.training
+    assert scoring is not None
+    texts = sum(min(scoring.queries, rows) + scoring.passages for rows in guides.values())
+    return texts / (2 * training.batch_size * training.gradient_accumulation) * FORWARD
+
+
+def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]:
+    """Yield the steps after which a started strategy would measure."""
+    for step in range(1, steps):
+        if strategy.due(step, relative_rate(step, steps, warmup_steps)):
+            if not len(strategy.candidates()):
+                from mixfluence.influence import Influences
+
+                # An evaluation of unchanged dev sets: when the next one is due may depend on how many there were.
+                none = np.array([], np.int64)
+                strategy.update(Influences(none, none, ["dev"], np.zeros(1), [np.zeros((0, 1))]))
+            yield step
+
+
+def _batch_rows(sizes: Vector, batch_size: int, processes: int) -> Vector:
+    """Return the rows of a batch of each dataset over all processes, which have as many each."""
+    return np.asarray(np.maximum(1, np.minimum(batch_size, sizes // processes)) * processes)
+
+
+def _concerns(plan: Plan) -> Iterator[str]:
+    training = plan.recipe.training
+    batch = training.batch_size * plan.processes
+    for dataset in plan.datasets:
+        if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:
+            yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
+        if dataset.share is not None and 0 < dataset.share < LEAST_SHARE:
+            yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
+        if dataset.rows < batch:
+            yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
+    yield from _epoch_limit(plan)
+    total = sum(stage.steps for stage in plan.stages if not stage.merges)
+    if total > training.steps:
+        yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
+    for stage in plan.stages:
+        yield from _late_or_early(stage, training.warmup_steps)
+    wanted = max(stage.dev_batch_size for stage in plan.stages)
+    for name, rows in plan.guides.items():
+        if rows < wanted:
+            yield f"dev set {name}: {rows:,} rows guide sampling, fewer than the {wanted:,} that an update asks for"
+
+
+def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
+    first = stage.first_update
+    if stage.dev_batch_size and first is None:
+        yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
+    if first is not None and first < warmup:
+        rate = f"{relative_rate(first, stage.steps, warmup):.0%} of its maximum"
+        when = f"the learning rate has reached only {rate} (training.warmup_steps is {warmup})"
+        yield f"the first update is at step {first}, when {when}"
+
+
+def _epoch_limit(plan: Plan) -> Iterator[str]:
+    strategy, training = plan.recipe.strategy, plan.recipe.training
     # Clusters have sizes of their own.
-    if limit is None or recipe.strategy.clusters or any(dataset.rows is None for dataset in plan.datasets):
+    if strategy.max_epochs is None or strategy.clusters:
         return
     rows = np.array([dataset.rows for dataset in plan.datasets if dataset.share != 0])
-    possible = int((np.floor(limit * rows) // batch_rows(rows, plan.batch_size, plan.processes)).sum())
-    needed = plan.steps * plan.batches_per_step
-    if possible < needed:
-        yield f"max_epochs allows {possible:,} batches but the run needs {needed:,}: it will be refused"
-
-
-def _first_update(recipe: Recipe, stage: StagePlan) -> Iterator[str]:
-    if stage.first_update is None:
-        yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
-        return
-    warmup = recipe.training.warmup_steps
-    if stage.first_update < warmup:
-        rate = relative_rate(stage.first_update, stage.steps, warmup)
-        yield (
-            f"the first update is at step {stage.first_update}, when the learning rate has reached only {rate:.0%} of "
-            f"its maximum (training.warmup_steps is {warmup})"
-        )
+    batches = np.floor(strategy.max_epochs * rows) // _batch_rows(rows, training.batch_size, plan.processes)
+    needed = training.steps * training.gradient_accumulation
+    if batches.sum() < needed:
+        yield f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}: it will be refused"

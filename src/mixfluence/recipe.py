@@ -77,12 +77,6 @@ class EvaluationSection(Section):
     bm25: bool = False
 
 
-def _static_unless_named(data: Any) -> Any:
-    if isinstance(data, str):
-        return {"name": data}
-    return {"name": "static", **data} if isinstance(data, dict) else data
-
-
 class Recipe(Section):
     """One run, from files to numbers.
 
@@ -98,8 +92,8 @@ class Recipe(Section):
     dev: dict[str, Source] = Field(default_factory=dict)
     test: dict[str, Source] = Field(default_factory=dict)
     overlap: Literal["drop", "refuse"] = "drop"
-    strategy: Annotated[SerializeAsAny[Strategy], registered(STRATEGIES), BeforeValidator(_static_unless_named)] = (
-        Field(default_factory=Static)
+    strategy: Annotated[SerializeAsAny[Strategy], registered(STRATEGIES, default="static")] = Field(
+        default_factory=Static
     )
     training: TrainingSection
     selection: SelectionSection | None = None

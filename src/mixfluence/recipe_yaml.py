@@ -29,13 +29,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
-                wrong = "duplicate key" if isinstance(key, Hashable) else "keys must be strings or numbers, found"
-                raise yaml.MarkedYAMLError(problem=f"{wrong} {short(key)}", problem_mark=key_node.start_mark)
-            seen.add(key)
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                mark = node.value[number][0].start_mark
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {short(key)}", problem_mark=mark)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -83,15 +81,10 @@ def load_recipe(
     files_may_be_missing: bool = False,
     upgrade: Callable[[dict[str, Any]], None] | None = None,
 ) -> Recipe:
-    """Read and validate a recipe.
+    """Read and validate a recipe, with overrides such as `training.steps=100`, whose values are YAML.
 
-    A recipe with `extends: NAME` inherits every top-level key of that recipe that it does not set itself.
-
-    Args:
-        path: The YAML file.
-        overrides: Texts such as `training.steps=100`; the value is parsed as YAML.
-        files_may_be_missing: Validate the recipe without checking that its data files exist.
-        upgrade: Changes the parsed values of a recipe of an earlier version in place.
+    A recipe with `extends: NAME` inherits every top-level key of that recipe that it does not set itself. `upgrade`
+    changes the values of a recipe of an earlier version in place.
     """
     data, tree = _read(path)
     if upgrade:
@@ -119,7 +112,10 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         number = error.object.count(b"\n", 0, error.start) + 1
         raise RecipeError(f"{path}:{number}: not valid UTF-8 (byte 0x{error.object[error.start]:02x})") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(_yaml_message(path, error)) from error
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise RecipeError(f"{place}: not valid YAML ({reason})") from error
     if tree is None or not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping with keys such as name, model, train and training")
     if "extends" in data:
@@ -136,20 +132,8 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
 def _parse(text: str) -> tuple[Any, yaml.Node | None]:
     """Return the values of a text and the nodes that know their lines."""
     loader = _Loader(text)
-    try:
-        tree = loader.get_single_node()
-        return loader.construct_document(tree) if tree else None, tree
-    finally:
-        loader.dispose()
-
-
-def _yaml_message(path: Path, error: Exception) -> str:
-    if isinstance(error, yaml.reader.ReaderError):
-        number = path.read_bytes().count(b"\n", 0, error.position) + 1
-        return f"{path}:{number}: not valid YAML (character {error.character:#x}: {error.reason})"
-    mark = getattr(error, "problem_mark", None)
-    place = f"{path}:{mark.line + 1}" if mark else str(path)
-    return f"{place}: not valid YAML ({getattr(error, 'problem', None) or error})"
+    tree = loader.get_single_node()
+    return loader.construct_document(tree) if tree else None, tree
 
 
 def _apply(override: str, data: dict[str, Any]) -> None:

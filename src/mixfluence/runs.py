@@ -1,7 +1,6 @@
 """Run folders: names of their files, one writer, one reader, and groups of runs that differ only in their seed.
 
-Recipes, strategies and training import file names and `read_trace` from here, so this module imports them inside
-functions only.
+Most of the package imports from here, so this module imports the package inside functions only.
 """
 
 from __future__ import annotations
@@ -54,9 +53,6 @@ class Run:
     """Contents of a run folder. Record, scores and weights are empty if the run has not finished.
 
     Attributes:
-        path: The folder.
-        recipe: The recipe with every default filled in.
-        record: Versions, cost and scores.
         trace: Lines of the trace, in order; see `MixtureCallback`.
         scores: Per-query scores of each test set.
         weights: Final probability of each dataset.
@@ -84,10 +80,7 @@ class Run:
         return self.record["reference"] if self.record.get("kind") == "test" else None
 
     def hours(self, on_gpu: bool) -> dict[str, float]:
-        """Return GPU-hours, or wall-clock hours, by part; empty if nothing was trained.
-
-        Reading data, tokenizing and testing cost the same for every sampler and are left out.
-        """
+        """Return hours by part, without those that cost the same for every sampler; empty if nothing was trained."""
         if self.untrained or not self.finished:
             return {}
         scale = 1.0 if on_gpu else 1 / 3600
@@ -111,7 +104,7 @@ class Score:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; None for a single seed."""
+        """Standard deviation over seeds; None for a single one."""
         return stdev(self.values) if len(self.values) > 1 else None
 
 
@@ -201,21 +194,19 @@ def read_run_recipe(path: Path) -> Recipe:
     try:
         return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
-        record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
-        writer = record.get("versions", {}).get("mixfluence", "")
+        writer = _record_of(path).get("versions", {}).get("mixfluence", "")
         if writer in ("", own := _version("mixfluence")):
             raise
         raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
 
 
 def _upgrade(recipe: dict[str, Any]) -> None:
-    """Rename what version 0.1.0 called otherwise: `training.host`, and `host` as place of a probe's snapshot."""
+    """Rename keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
     training, strategy = recipe.get("training"), recipe.get("strategy")
     if isinstance(training, dict) and "host" in training:
         training["trainer_args"] = training.pop("host")
-    probe = strategy.get("probe") if isinstance(strategy, dict) else None
-    if isinstance(probe, dict) and probe.get("snapshot") == "host":
-        probe["snapshot"] = "cpu"
+    if isinstance(strategy, dict) and (strategy.get("probe") or {}).get("snapshot") == "host":
+        strategy["probe"]["snapshot"] = "cpu"
 
 
 def read_run(path: Path) -> Run:
@@ -224,33 +215,28 @@ def read_run(path: Path) -> Run:
     from mixfluence.evaluation.results import read_evaluation
     from mixfluence.policy.initial import read_weights
 
-    recipe = read_run_recipe(path)
-    record = read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
+    recipe, record = read_run_recipe(path), _record_of(path)
     tested = list(record.get("scores", {}))
     scores = {found.dataset: found for found in map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))}
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
-    stages = {stage.name: path / STAGES_FOLDER / stage.name / TRACE_FILE for stage in recipe.strategy.stages(recipe)}
-    return Run(
-        path,
-        recipe,
-        record,
-        read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else [],
-        {name: scores[name] for name in tested},
-        read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {},
-        {name: read_trace(trace) for name, trace in stages.items() if trace.exists()},
-        {name: dev[name] for name in recipe.dev if name in dev},
-    )
+    traces = {stage.name: path / STAGES_FOLDER / stage.name / TRACE_FILE for stage in recipe.strategy.stages(recipe)}
+    found = {name: read_trace(file) for name, file in traces.items() if file.exists()}
+    trace = read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else []
+    weights = read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {}
+    dev = {name: dev[name] for name in recipe.dev if name in dev}
+    return Run(path, recipe, record, trace, {name: scores[name] for name in tested}, weights, found, dev)
+
+
+def _record_of(path: Path) -> dict[str, Any]:
+    return read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
 
 
 def read_trace(path: Path) -> list[TraceLine]:
-    """Return the lines of a trace, without a last line that was cut off by a crash.
-
-    The first line describes the datasets, all others have weights; see `MixtureCallback`.
-    """
+    """Return the lines of a trace, without a last line that was cut off by a crash; see `MixtureCallback`."""
     trace: list[TraceLine] = []
-    for number, text in enumerate(_read_bytes(path).split(b"\n")[:-1], start=1):
+    for number, text in enumerate(read_bytes(path).split(b"\n")[:-1], start=1):
         required = ("step", "seconds", "weights") if trace else ("step", "seconds", "datasets")
         if text:
             trace.append(_parse(text, required, f"{path}: line {number} is not a line of a trace"))
@@ -259,14 +245,13 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the record of a run, of a stage or of a model that was only tested, with its "kind"."""
-    record = _parse(_read_bytes(path), (), f"{path}: not a record")
+    record = _parse(read_bytes(path), (), f"{path}: not a record")
     if record.get("format", 1) > FORMAT:
         writer = record.get("versions", {}).get("mixfluence", "unknown")
         raise DataError(f"{path}: written by mixfluence {writer}, a newer version than {_version('mixfluence')}")
     of_stage = path.parent.parent.name == STAGES_FOLDER
     record.setdefault("kind", "test" if "reference" in record else "stage" if of_stage else "run")
-    _require(record, _REQUIRED.get(record["kind"], ()), f"{path}: not a record")
-    return record
+    return _require(record, _REQUIRED.get(record["kind"], ()), f"{path}: not a record")
 
 
 def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
@@ -274,7 +259,8 @@ def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> No
     write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a run folder."""
     try:
         return path.read_bytes()
     except OSError as error:

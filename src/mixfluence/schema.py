@@ -42,18 +42,14 @@ class _SectionType(ModelMetaclass):
     def __call__(cls, *args: Any, **options: Any) -> Any:
         section = cast("type[BaseModel]", cls)
         if args and "name" in section.model_fields:
-            raise RecipeError(f"{cls.__name__}: takes keyword arguments only, such as {_example(section)}")
+            field = next((name for name in section.model_fields if name not in {"name", "max_epochs"}), "name")
+            raise RecipeError(f"{cls.__name__}: takes keyword arguments only, such as {cls.__name__}({field}=...)")
         try:
             return super().__call__(**dict(zip(section.model_fields, args, strict=False)), **options)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, (cls.__name__, *first["loc"])))
             raise RecipeError(f"{place}: {error_message(first)}") from error
-
-
-def _example(section: type[BaseModel]) -> str:
-    field = next((name for name in section.model_fields if name not in {"name", "max_epochs"}), "name")
-    return f"{section.__name__}({field}=...)"
 
 
 class Section(BaseModel, metaclass=_SectionType):
@@ -72,7 +68,9 @@ class Section(BaseModel, metaclass=_SectionType):
         return data
 
 
-def registered(registry: Mapping[str, type[Section]], key: str = "name") -> BeforeValidator:
+def registered(
+    registry: Mapping[str, type[Section]], key: str = "name", default: str | None = None
+) -> BeforeValidator:
     """Build the section that a mapping's `key` names in a registry; a bare word stands for a mapping of `key` alone.
 
     The registry is consulted whenever a recipe is read, so that classes can be added to it at any time.
@@ -83,6 +81,7 @@ def registered(registry: Mapping[str, type[Section]], key: str = "name") -> Befo
             data = {key: data}
         if not isinstance(data, dict):
             return data
+        data = data if default is None else {key: default, **data}
         word = data.get(key)
         chosen = registry.get(word) if isinstance(word, str) else None
         if chosen is None:

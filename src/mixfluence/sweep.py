@@ -86,7 +86,7 @@ class Job:
 
     def cost(self, gpus: int) -> float:
         """Return the expected cost in steps of plain training."""
-        from mixfluence.planning import plan_run
+        from mixfluence.plan import plan_run
 
         return plan_run(self.recipe, processes=gpus).cost
 
@@ -102,14 +102,8 @@ def build_jobs(
 ) -> list[Job]:
     """Return a job for each combination of strategy, values of the axes and seed; the first seed of all comes first.
 
-    Args:
-        recipe: A recipe file, or the name of a shipped recipe.
-        overrides: Changes to every recipe, such as `training.steps=100`.
-        strategies: Names of samplers; `uniform` and `proportional` for static sampling from that distribution;
-            `recipe` for the recipe's own strategy.
-        axes: Recipe key -> values, as YAML.
-        seeds: Runs of each combination, counted up from the recipe's seed.
-        output: Folder of all run folders; `runs/sweeps/NAME` by default.
+    Strategies are names of samplers or of `STRATEGY_WORDS`; axes map recipe keys to values, as YAML. Seeds count up
+    from the recipe's. Run folders are in `output`, by default `runs/sweeps/NAME`.
     """
     path, axes = find_recipe(recipe), axes or {}
     jobs: dict[str, Job] = {}
@@ -126,7 +120,7 @@ def build_jobs(
 
 
 def folder_name(label: str) -> str:
-    """Return a label as the name of a folder; letters and digits stay as they are."""
+    """Return a label as the name of a folder."""
     return re.sub(r"[^\w.=+]+", "-", label).strip("-").lower()
 
 
@@ -146,13 +140,8 @@ def describe_jobs(jobs: Sequence[Job], gpus: int = 1) -> Iterator[str]:
 def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_models: bool = False) -> dict[str, str]:
     """Run the jobs that are not finished; return the names of those that failed, and why.
 
-    Ctrl-C and SIGTERM are passed on to the running jobs, which save a checkpoint, and raise `KeyboardInterrupt`.
-
-    Args:
-        jobs: What to run.
-        processes: Jobs at the same time, on one GPU.
-        gpus: GPUs of each job, or processes on a machine without a GPU.
-        keep_models: Keep the models and checkpoints of finished jobs.
+    Up to `processes` jobs share one GPU, or each has `gpus` of its own. Ctrl-C and SIGTERM are passed on to the
+    running jobs, which save a checkpoint, and raise `KeyboardInterrupt`.
     """
     waiting = [job for job in jobs if job.state() is not State.FINISHED]
     _check(waiting, processes, gpus)

@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixfluence.clustering import Partition, partition
+from mixfluence.data.cache import cache_root
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import Row, RowSet, cache_root, convert_once
+from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy.initial import Weights
@@ -136,10 +137,11 @@ def test_clusters_per_dataset_never_mix_and_compete_for_dev_rows() -> None:
     assert by_topic(cut({"target": "dd"}, pool, per="dataset")) == {"d": 1.0}
 
 
-def test_the_source_of_a_cluster_is_its_dataset_if_it_has_one() -> None:
+def test_the_source_of_a_cluster_is_a_dataset_that_it_has_rows_of() -> None:
     found = cut({"target": "ab"})
     sources = {topics_of(found.mixture[name])[0]: source for name, source in found.sources.items()}
-    assert sources == {"a": "x", "b": None}
+    assert sources["a"] == "x"
+    assert all(found.rows[name][source] for name, source in found.sources.items())
 
 
 def test_a_second_call_neither_encodes_nor_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +195,7 @@ def test_the_text_of_a_cluster_stays_in_the_file_of_its_dataset() -> None:
 
 
 @pytest.mark.parametrize("per", ["pool", "dataset"])
-def test_clusters_take_their_token_ids_from_the_datasets(per: str) -> None:
+def test_clusters_share_the_token_ids_of_their_pool(per: str) -> None:
     tokeniser = Tokeniser(ENCODER)
     for rows in POOL.values():
         tokenise(rows, tokeniser, Prompts())
@@ -206,7 +208,8 @@ def test_clusters_take_their_token_ids_from_the_datasets(per: str) -> None:
             passages = taken.documents.token_ids(taken.candidates(np.arange(len(rows)), 0)[0][:, 0])
             assert anchors == list(rows.rows["anchor"])
             assert [VOCABULARY[ids[0] - 1] for ids in passages] == list(rows.rows["positive"])
-    assert set((cache_root() / "tokens").iterdir()) == folders
+    more = set((cache_root() / "tokens").iterdir()) - folders
+    assert len(more) == (1 if per == "pool" else 0), "the pool is tokenised once, and single datasets not again"
 
 
 def test_datasets_with_other_types_of_scores_share_clusters() -> None:
@@ -231,12 +234,12 @@ def test_datasets_with_other_types_of_scores_share_clusters() -> None:
     ],
 )
 def test_bad_options_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(RecipeError, match=rf"^{option} must .*found {value!r}$"):
+    with pytest.raises(RecipeError, match=option):
         cut({"target": "a"}, **{option: value})
 
 
 def test_targets_must_be_there() -> None:
-    with pytest.raises(RecipeError, match="dev sets"):
+    with pytest.raises(RecipeError, match="dev set"):
         cut({})
     with pytest.raises(DataError, match=r"^target: "):
         cut({"target": ""})

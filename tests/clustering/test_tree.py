@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,15 +110,6 @@ def test_no_more_than_a_sample_is_read_to_train_a_node(monkeypatch: pytest.Monke
     assert all((np.diff(rows) > 0).all() for rows in Watched.taken)
     halves = [set(tree.parents[nodes[rows]].tolist()) for rows in Watched.taken[2:]]
     assert halves == [{1}, {2}]
-
-
-def test_a_tree_survives_its_file(tmp_path: Path) -> None:
-    tree, nodes = grown(directions(200), 2, 3)
-    tree.save(tmp_path / "tree.npz")
-    loaded = Tree.load(tmp_path / "tree.npz")
-    points = directions(50, seed=9)
-    np.testing.assert_array_equal(loaded.leaves(points), tree.leaves(points))
-    assert [loaded.path(int(node)) for node in nodes] == [tree.path(int(node)) for node in nodes]
 
 
 def test_without_faiss_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,16 +85,6 @@ def test_what_differs_from_the_publication_is_said(tree: Path) -> None:
     assert any("'prompt', 'type'" in note for note in english)
 
 
-def test_scores_where_none_were_published_are_said(tree: Path) -> None:
-    put(tree / "SQuAD" / "squad_len-0-500.jsonl", line(0, pos_scores=[1.0], neg_scores=[0.0, 0.0]))
-    assert any(note.startswith("SQuAD: has teacher scores") for note in read_bge_m3(tree, "en").notes)
-
-
-def test_files_of_unknown_sources_are_named_when_something_is_missing(tree: Path) -> None:
-    put(tree / "squad-v1" / "train_len-0-500.jsonl", line(0))
-    assert any("1 files" in note and "squad-v1" in note for note in read_bge_m3(tree, "en").notes)
-
-
 def test_complete_sources_are_not_mentioned(tmp_path: Path) -> None:
     lines = published_sources()["MIRACL/fa"].lines
     rows = [line(number, 0, pos_scores=[1.0]) for number in range(lines)]

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mixfluence.data.mixture import EXAMPLES, Mixture, find_overlap, without_overlap
+from mixfluence.data.mixture import Mixture, without_overlap
 from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
+from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
 from tests.conftest import row_set
 
@@ -106,10 +107,10 @@ TEST_QUERIES = {"trec": ["what is\tir? ", "unasked"], "beir": ["answer to ir?"]}
 
 
 def test_overlap_ignores_case_and_spacing_and_nothing_else(mixture: Mixture) -> None:
-    (overlap,) = find_overlap(mixture, TEST_QUERIES["trec"])
+    _, (overlap,) = without_overlap(mixture, TEST_QUERIES, "drop")
     assert (overlap.dataset, overlap.rows) == ("faq", (0, 2))
     assert overlap.anchors == ("What is  IR?", "WHAT IS IR?")
-    assert find_overlap(mixture, ["what isir?", "what", ""]) == []
+    assert without_overlap(mixture, {"other": ["what isir?", "what", ""]}, "drop")[1] == []
 
 
 def test_drop_takes_out_exactly_those_rows(mixture: Mixture) -> None:
@@ -136,7 +137,7 @@ def test_refuse_names_dataset_and_examples_but_not_all_of_them(mixture: Mixture)
     many = Mixture({"many": asking(*(f"query {number}" for number in range(50)), "own")})
     with pytest.raises(DataError, match="many: 50 training rows") as caught:
         without_overlap(many, {"test": [f"query {number}" for number in range(50)]}, "refuse")
-    assert str(caught.value).count("'query") == EXAMPLES
+    assert str(caught.value).count("'query") == EXAMPLES_SHOWN
 
 
 def test_refuse_lets_a_clean_mixture_pass(mixture: Mixture) -> None:

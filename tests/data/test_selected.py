@@ -1,45 +1,41 @@
 """Rows cut from tokenised datasets.
 
 - They read like the same rows tokenised as a dataset of their own: ids, keys, scores, borrowed negatives, facts.
-- Only the datasets they were cut from are tokenised, each once, whatever is cut from them and how often.
+- Only the dataset they were cut from is tokenised, once, whatever is cut from it and how often.
 - Cuts of one dataset share what is open of it, and a loader worker is sent numbers of rows and not ids.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import concatenate_datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data.rows import Row, RowSet, Subset, cache_root, fingerprint
+from mixfluence.data.cache import cache_root
+from mixfluence.data.rows import Row, RowSet, Subset, fingerprint
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenTable
 from tests.conftest import row_set
 
 MakeModel = Callable[[], SentenceTransformer]
-WHOLES = [
-    row_set(*(Row(f"w{i}", f"w{i % 5} w1", [f"w{i + 9}"] * (i % 3)) for i in range(9))),
-    row_set(*(Row(f"w{i % 4} w2", f"w{i % 5} w1") for i in range(7))),
-    row_set(
-        Row("w1", "w2", ["w3"], [0.5, 0.25]), Row(" ", "w1 w1"), Row("w5", " ", ["w6", "w7"], [float("nan"), 0.5, 1.0])
-    ),
-]
-# For each of them the rows that are cut out of it.
-CUTS = st.tuples(*(st.sets(st.integers(0, len(whole) - 1)) for whole in WHOLES)).filter(any)
+WHOLE = row_set(
+    *(Row(f"w{i}", f"w{i % 5} w1", [f"w{i + 9}"] * (i % 3)) for i in range(9)),
+    *(Row(f"w{i % 4} w2", f"w{i % 5} w1") for i in range(7)),
+    *(Row("w1", "w2", ["w3"], [0.5, 0.25]), Row(" ", "w1 w1")),
+    Row("w5", " ", ["w6", "w7"], [float("nan"), 0.5, 1.0]),
+)
 
 
-def cut(places: Sequence[set[int]]) -> RowSet:
-    pairs = zip(WHOLES, places, strict=True)
-    subsets = [Subset(whole, np.array(sorted(chosen), np.int64)) for whole, chosen in pairs if chosen]
-    rows = concatenate_datasets([subset.whole.rows.select(subset.places) for subset in subsets])
-    return RowSet(rows, fingerprint(rows), subsets=tuple(subsets))
+def cut(places: set[int]) -> RowSet:
+    subset = Subset(WHOLE, np.array(sorted(places), np.int64))
+    rows = WHOLE.rows.select(subset.places)
+    return RowSet(rows, fingerprint(rows), subset=subset)
 
 
 def read(table: TokenTable, numbers: np.ndarray) -> list[list[int]]:
@@ -68,8 +64,8 @@ def test_a_cut_reads_like_a_dataset_of_its_own(make_static: MakeModel) -> None:
     tokeniser, prompts = Tokeniser(make_static()), Prompts("w9 ", "w8 ")
 
     @settings(max_examples=30)
-    @given(CUTS, st.integers(0, 99))
-    def check(places: list[set[int]], seed: int) -> None:
+    @given(st.sets(st.integers(0, len(WHOLE) - 1), min_size=1), st.integers(0, 99))
+    def check(places: set[int], seed: int) -> None:
         rows = cut(places)
         found = tokenise(rows, tokeniser, prompts)
         expected = tokenise(RowSet(rows.rows, rows.fingerprint), tokeniser, prompts)
@@ -84,18 +80,17 @@ def test_a_cut_reads_like_a_dataset_of_its_own(make_static: MakeModel) -> None:
     check()
 
 
-def test_only_the_datasets_are_tokenised_and_each_once(make_static: MakeModel) -> None:
+def test_only_the_dataset_is_tokenised_and_once(make_static: MakeModel) -> None:
     tokeniser = Tokeniser(make_static())
     done: list[int] = []
-    one = tokenise(cut([{1, 3}, {2}, set()]), tokeniser, Prompts(), done.append)
-    assert done == [9, 7], "all rows of the datasets that something was cut from"
-    before = folders()
-    assert len(before) == 2
-    other = tokenise(cut([{0}, {2, 5, 6}, set()]), tokeniser, Prompts(), done.append)
-    assert (folders(), len(done)) == (before, 2)
+    one = tokenise(cut({1, 3, 11}), tokeniser, Prompts(), done.append)
+    assert done == [19], "all rows of the dataset that something was cut from"
+    (folder,) = folders()
+    other = tokenise(cut({0, 11, 14, 15}), tokeniser, Prompts(), done.append)
+    assert (folders(), len(done)) == ({folder}, 1)
     assert (len(one), len(other)) == (3, 4)
-    tokenise(WHOLES[0], tokeniser, Prompts())
-    assert folders() == before, "a run on the datasets themselves finds the same ids"
+    tokenise(WHOLE, tokeniser, Prompts())
+    assert folders() == {folder}, "a run on the dataset itself finds the same ids"
 
 
 def test_cuts_share_what_is_open_and_let_go_of_it(make_static: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,17 +103,17 @@ def test_cuts_share_what_is_open_and_let_go_of_it(make_static: MakeModel, monkey
 
     monkeypatch.setattr(TokenisedRows, "__init__", noting)
     tokeniser = Tokeniser(make_static())
-    cuts = [tokenise(cut([{row}, {row}, set()]), tokeniser, Prompts()) for row in range(5)]
-    assert len(opened) == 2
+    cuts = [tokenise(cut({row, row + 9}), tokeniser, Prompts()) for row in range(5)]
+    assert len(opened) == 1
     sent = pickle.dumps(cuts)
     assert len(sent) < 5_000
     assert len(pickle.loads(sent)) == 5
     del cuts
-    tokenise(cut([{1}, set(), set()]), tokeniser, Prompts())
-    assert len(opened) == 2 + 2 + 1
+    tokenise(cut({1}), tokeniser, Prompts())
+    assert len(opened) == 1 + 1 + 1
 
 
 def test_other_prompts_have_other_ids(make_static: MakeModel) -> None:
     tokeniser = Tokeniser(make_static())
-    plain, prompted = (tokenise(cut([{4}, set(), set()]), tokeniser, Prompts(prompt)) for prompt in ("", "w9 "))
+    plain, prompted = (tokenise(cut({4}), tokeniser, Prompts(prompt)) for prompt in ("", "w9 "))
     assert read(prompted.queries, prompted.anchors) == [[10, *read(plain.queries, plain.anchors)[0]]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mixfluence.data.source import Dropped, find_file, read_lines, read_records
+from mixfluence.data.source import find_file, note_dropped, read_lines, read_records
 from mixfluence.errors import DataError
 
 
@@ -104,16 +104,11 @@ def test_find_file_prefers_the_plain_file_and_names_what_is_missing(tmp_path: Pa
 
 def test_what_is_dropped_is_noted_up_to_the_limit_and_refused_above_it() -> None:
     notes: list[str] = []
-    dropped = Dropped("here", "things", total=100)
-    dropped.report(notes, limit=0.05)
+    things = [f"thing {number}" for number in range(1, 7)]
+    note_dropped(notes, "here", "things", [], 100, limit=0.05)
     assert notes == []
-    for number in range(1, 6):
-        dropped.add(f"thing {number}")
-    dropped.report(notes, limit=0.05)
+    note_dropped(notes, "here", "things", things[:5], 100, limit=0.05)
     assert notes == ["here: left out 5 of 100 things, such as thing 1, thing 2, thing 3, thing 4, thing 5"]
-    dropped.add("thing 6")
-    with pytest.raises(
-        DataError, match=r"here: found 6 of 100 things \(6\.0%\), such as thing 1.*at most 5%"
-    ) as error:
-        dropped.report(notes, limit=0.05)
+    with pytest.raises(DataError, match=r"here: found 6 of 100 things, such as thing 1.*at most 5%") as error:
+        note_dropped(notes, "here", "things", things, 100, limit=0.05)
     assert "thing 6" not in str(error.value)

@@ -29,8 +29,9 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.data import tokenize, tokens
-from mixfluence.data.rows import Row, RowSet, cache_root, fingerprint, text_key, write_rows
+from mixfluence.data import cache, tokenize
+from mixfluence.data.cache import cache_root
+from mixfluence.data.rows import Row, RowSet, fingerprint, text_key, write_rows
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import TokenTable
 from mixfluence.errors import DataError, MixfluenceError
@@ -106,7 +107,7 @@ def test_many_texts_of_many_chunks_keep_their_order(
     words = [[WORDS[i - 1] for i in ids] for ids in tokenised.queries.token_ids(tokenised.anchors)]
     assert words == [row.anchor.split() for row in ROWS]
     assert sum(done) == len(tokenised) == len(ROWS)
-    assert len(tokenised.documents) == len({text for row in ROWS for text in (row.positive, *row.negatives)})
+    assert len(tokenised.documents.lengths) == len({text for row in ROWS for text in (row.positive, *row.negatives)})
 
 
 def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.
 
     monkeypatch.setattr(model, "preprocess", counting)
     first = tokenise(row_set(*ROWS), Tokeniser(model), PROMPTS)
-    assert sum(asked) == len(first.queries) + len(first.documents)
+    assert sum(asked) == len(first.queries.lengths) + len(first.documents.lengths)
     times = {file: file.stat().st_mtime_ns for folder in folders() for file in folder.iterdir()}
     asked.clear()
     done: list[int] = []
@@ -192,13 +193,13 @@ def test_what_a_killed_build_leaves_is_deleted_a_day_later(make_static: MakeMode
     folder = cache_root() / "tokens"
     now = time.time()
     for name, age in {"alive": 3_600.0, "killed": 90_000.0}.items():
-        file = folder / f"{tokens.BUILDING}{name}" / "query_ids.bin"
+        file = folder / f"{cache.BUILDING}{name}" / "query_ids.bin"
         file.parent.mkdir(parents=True)
         file.write_bytes(b"1234")
         for path in (file, file.parent):
             os.utime(path, (now - age, now - age))
     tokenise(row_set(*ROWS), Tokeniser(make_static()), Prompts())
-    assert [path.name for path in folder.glob(f"{tokens.BUILDING}*")] == [f"{tokens.BUILDING}alive"]
+    assert [path.name for path in folder.glob(f"{cache.BUILDING}*")] == [f"{cache.BUILDING}alive"]
 
 
 def test_a_folder_that_another_process_finished_first_is_taken(make_static: MakeModel, tmp_path: Path) -> None:
@@ -224,13 +225,13 @@ def test_one_of_several_builds_a_folder() -> None:
         time.sleep(0.2)
         (folder / "ids").write_text("1 2 3", encoding="utf-8")
 
-    def need(_: int) -> tuple[str, bool]:
-        return tokens.cached("key", lambda folder: (folder / "ids").read_text(encoding="utf-8"), build)
+    def need(_: int) -> str:
+        return cache.cached("tokens", "key", lambda folder: (folder / "ids").read_text(encoding="utf-8"), build)
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(need, range(4)))
     assert len(built) == 1
-    assert sorted(found) == [("1 2 3", False)] * 3 + [("1 2 3", True)]
+    assert found == ["1 2 3"] * 4
 
 
 def test_a_disk_without_locks_has_a_cache_all_the_same(

@@ -22,7 +22,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.evaluation import score_rankings
-from mixfluence.evaluation.retrieval import DevEvaluator, evaluate, rank_bm25, score_embeddings
+from mixfluence.evaluation.retrieval import DevEvaluator, evaluate, rank_bm25, rank_embeddings, score_task
 from tests.forked import server
 
 pytestmark = pytest.mark.slow
@@ -100,20 +100,16 @@ def one_query(query_id: str, positive: str) -> RetrievalSet:
     ],
 )
 def test_identical_ids(query_id: str, positive: str, score: float) -> None:
-    evaluation = score_embeddings(one_query(query_id, positive), QUERY, PASSAGES, k=1)
+    task = one_query(query_id, positive)
+    evaluation = score_task(task, rank_embeddings(task, QUERY, PASSAGES, k=1))
     assert evaluation.per_query[query_id]["ndcg@10"] == score
-
-
-def test_wrong_number_of_embeddings_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 queries and 3 passages, found 1 and 4"):
-        score_embeddings(one_query("x", "a"), QUERY, torch.ones(4, 2))
 
 
 def test_embeddings_that_are_not_numbers_are_refused() -> None:
     passages = PASSAGES.clone()
     passages[2, 0] = torch.nan
     with pytest.raises(MixfluenceError, match=r"^one: "):
-        score_embeddings(one_query("x", "a"), QUERY, passages, k=1)
+        rank_embeddings(one_query("x", "a"), QUERY, passages, k=1)
 
 
 def two_sets(task: RetrievalSet) -> list[RetrievalSet]:

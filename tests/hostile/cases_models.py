@@ -148,13 +148,11 @@ CASES = [
     damaged(
         "pickled weights",
         with_file("pytorch_model.bin", EVIL, without="model.safetensors"),
-        "model/pytorch_model.bin",
         says="safetensors",
     ),
     damaged(
         "pickled weights in pieces",
         with_file("pytorch_model-00001-of-00001.bin", EVIL, without="model.safetensors"),
-        "model/pytorch_model-00001-of-00001.bin",
     ),
     damaged("a pickle called safetensors", with_file("model.safetensors", EVIL)),
     damaged("pickled weights of a layer in a folder of its own", with_modules(TRANSFORMER, DENSE, dense=EVIL)),

@@ -41,7 +41,7 @@ CASES = [
     whole("an empty file", "", "recipe.yaml"),
     whole("a list", "- name: x\n", "recipe.yaml", says="mapping"),
     whole("bytes that are not UTF-8", b"name: x\nseed: \xff\xfe\n", "recipe.yaml:2"),
-    whole("a NUL byte", b"name: x\nseed: a\x00b\n", "recipe.yaml:2"),
+    whole("a NUL byte", b"name: x\nseed: a\x00b\n", "recipe.yaml"),
     whole("an alias of itself", "name: &a [*a]\n", "recipe.yaml"),
     change("an unclosed bracket", "train: [near, far]", "train: [near, far", "recipe.yaml:5", says="not valid YAML"),
     change("a tab as indentation", "  steps: 4", "\tsteps: 4", "recipe.yaml:8"),

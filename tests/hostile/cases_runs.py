@@ -141,7 +141,7 @@ RUNS = [
     Case(
         "a trained model in a pickle",
         "evaluate run",
-        ("run/model/pytorch_model.bin",),
+        ("run/model", "safetensors"),
         files={"run/model/model.safetensors": None, "run/model/pytorch_model.bin": EVIL},
     ),
 ]
@@ -187,8 +187,6 @@ SURROUNDINGS = [
     ),
     Case("a copy to a missing folder", "recipes copy pydocs absent/mine.yaml", ("absent/mine.yaml",), code=1),
     Case("a copy over a file", "recipes copy pydocs recipe.yaml", ("recipe.yaml",), says="already exists"),
-    Case("a size that is not a number", "plan recipe.yaml --sizes near=many", ("--sizes", "near=many")),
-    Case("a size of an unknown dataset", "plan recipe.yaml --sizes nera=5", ("'nera'", "'near'")),
     Case("an unknown strategy in a sweep", "sweep recipe.yaml --strategies uniform,inf-dss", ("'inf-dss'",)),
     Case("an axis that is not YAML", "sweep recipe.yaml --axis 'seed={'", ("--axis seed={",)),
     Case("an unknown library in the demo", "demo --target scikit --to demo", ("'scikit'", "'scikit-learn'")),

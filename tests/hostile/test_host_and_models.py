@@ -23,13 +23,12 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from transformers import BertForMaskedLM, BertModel
 from transformers.utils import is_liger_kernel_available
 
-from mixfluence.build import check_training_arguments, training_arguments
+from mixfluence.build import LAUNCHER, check_environment, check_training_arguments, training_arguments
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.experiment import run
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.training.preflight import LAUNCHER, check_environment
 from tests.hostile.cases_models import LAYER, change_weights
 from tests.hostile.workplace import Case, error_line, run_program, write_workplace
 

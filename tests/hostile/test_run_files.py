@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mixfluence.cli.runs import compare, status, weights
-from mixfluence.report.figures import all_charts
 from mixfluence.runs import read_record, read_run, read_trace
 from mixfluence.training.callback import probing_cost
 from tests.hostile.test_readers import our_errors_only
+from tests.report.test_figures import all_charts
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import mixfluence
-from mixfluence.data.rows import cache_root
+from mixfluence.data.cache import cache_root
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.encoders import load_encoder
 from mixfluence.training.checkpoints import seal
@@ -129,13 +129,13 @@ def test_no_token_of_the_environment_is_in_a_run(
     assert [str(path) for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.parametrize("ending", [".json", ".arrow"])
+@pytest.mark.parametrize("name", ["facts.json", "rows.arrow"])
 @pytest.mark.parametrize("content", [b"", b"{", b"nothing", None], ids=["empty", "cut", "other", "gone"])
-def test_damaged_rows_are_read_again(ending: str, content: bytes | None, tmp_path: Path) -> None:
+def test_damaged_rows_are_read_again(name: str, content: bytes | None, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('["w1", "w2"]\n["w3", "w4"]\n', encoding="utf-8")
     expected = read_pairs(tmp_path / "a.jsonl")
-    (kept,) = (path for path in (cache_root() / "rows").iterdir() if path.suffix == ending)
-    damage(kept, content)
+    (folder,) = (cache_root() / "rows").iterdir()
+    damage(folder / name, content)
     again = read_pairs(tmp_path / "a.jsonl")
     assert again.fingerprint == expected.fingerprint
     assert again.rows.to_list() == [

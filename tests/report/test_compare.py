@@ -234,9 +234,8 @@ def test_costs_are_counted_by_part_and_relative_to_static() -> None:
     assert mixed.relative_cost(mixed.groups[0]) is None
 
 
-@pytest.mark.parametrize("train", [0.0, 5e-324])
-def test_costs_are_not_relative_to_a_run_that_cost_nothing(train: float) -> None:
-    free, static = made_run("free", seconds={"train": train}), made_run("b", training={"steps": 20, "batch_size": 4})
+def test_costs_are_not_relative_to_a_run_that_cost_nothing() -> None:
+    free, static = made_run("free", seconds={"train": 0.0}), made_run("b", training={"steps": 20, "batch_size": 4})
     assert compare([free]).static is None
     found = compare([free, static])
     assert found.static is found.groups[1]

@@ -102,7 +102,7 @@ def test_files_get_the_format_of_their_ending(runs: Path, tmp_path: Path) -> Non
     texts = {path.suffix: path.read_text(encoding="utf-8") for path in (tmp_path / "new").iterdir()}
     assert "\\toprule" in texts[".tex"]
     assert "| ---: |" in texts[".md"]
-    assert [line["run"] for line in csv.DictReader(StringIO(texts[".csv"]))] == ["static", "inf-dds"]
+    assert [line["name"] for line in csv.DictReader(StringIO(texts[".csv"]))] == ["static", "inf-dds"]
     assert json.loads(texts[".json"])["measure"] == "mrr@10"
     assert texts[".txt"].startswith("MRR@10 × 100")
     assert "\x1b" not in texts[".txt"]

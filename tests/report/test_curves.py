@@ -1,6 +1,6 @@
 """Series say what the trace says.
 
-- Probabilities and drawn shares add up to 1, epochs to the rows that were drawn.
+- Probabilities add up to 1, epochs to the rows that were drawn.
 - Long traces become short series, many datasets few lines; what was not measured is missing.
 """
 
@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from mixfluence.report.curves import (
-    FEWEST_POINTS,
     MOST_DATASETS,
     MOST_POINTS,
     Points,
     by_dataset,
     dev_evals,
-    drawn_shares,
     epochs,
     final_weights,
     influences,
@@ -51,20 +49,17 @@ def test_probabilities_start_at_step_0_and_end_with_the_last_line_of_a_step() ->
     assert series["b"] == [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5), (4, 0.0)]
 
 
-def test_drawn_shares_count_rows_in_windows() -> None:
+def test_epochs_count_rows() -> None:
     lines = trace_of(["a", "b"], 16)
+    # One batch of b has 12 rows instead of 4.
     lines[1]["rows"] = [12]
-    # Eight batches per window, four of each dataset; one of b's has 12 rows instead of 4.
-    assert drawn_shares(lines) == [(8, {"a": 0.4, "b": 0.6}), (16, {"a": 0.5, "b": 0.5})]
     assert epochs(lines) == {"a": 3.2, "b": 4.0}
     assert epochs(lines[:1]) == {}
 
 
 def test_long_series_are_thinned_but_keep_both_ends() -> None:
-    found = thin(range(1000), 1)
+    found = thin(range(1000))
     assert (len(found), found[0], found[-1]) == (MOST_POINTS, 0, 999)
-    assert len(thin(range(1000), 10**6)) == FEWEST_POINTS
-    assert len(drawn_shares(trace_of(["a", "b"], 1000))) <= 24
 
 
 def test_many_datasets_become_the_largest_and_the_rest() -> None:
@@ -73,7 +68,7 @@ def test_many_datasets_become_the_largest_and_the_rest() -> None:
     trace[2]["weights"] = {name: (0.5 if name in ("d7", "d99") else 0.0) for name in names}
     series = by_dataset(sampling_states(trace), shown_datasets(trace))
     assert len(series) == MOST_DATASETS
-    assert list(series)[-1] == "77 others"
+    assert list(series)[-1] == f"{101 - MOST_DATASETS} others"
     assert {"d7", "d99"} < set(series)
     assert totals(series) == pytest.approx([1, 1, 1])
 
@@ -99,9 +94,9 @@ def test_series_of_real_runs_add_up(runs: Path) -> None:
     for name in [*SETTINGS, "replay", "killed"]:
         run = read_run(runs / name)
         for trace in (run.trace, *run.stages.values()):
-            for states in (sampling_states(trace), drawn_shares(trace)):
-                series = by_dataset(states, shown_datasets(trace))
-                assert totals(series) == pytest.approx([1] * len(states), abs=1e-4)
+            states = sampling_states(trace)
+            series = by_dataset(states, shown_datasets(trace))
+            assert totals(series) == pytest.approx([1] * len(states), abs=1e-4)
         if run.finished:
             sizes = run.record["datasets"]
             drawn = {dataset: value * sizes[dataset]["rows"] for dataset, value in epochs(run.trace).items()}

@@ -1,4 +1,4 @@
-"""Samplers are labelled as in papers; labels of runs and pools are unique."""
+"""Samplers are labelled as in papers; labels of runs are unique."""
 
 from __future__ import annotations
 
@@ -7,41 +7,37 @@ from typing import Any
 
 import pytest
 
-from mixfluence.report.summary import method_of, pool_labels
+from mixfluence.report.summary import method_of
 from mixfluence.runs import group_by_seed, run_labels
 from tests.report.test_compare import made_run, untrained
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sampler", "initial", "dev"),
+    ("strategy", "sampler", "initial"),
     [
-        ({"name": "static", "init": "uniform"}, "Static", "τ=∞", ()),
-        ({"name": "static", "init": {"temperature": 0.3}}, "Static", "τ=0.3", ()),
-        ({"name": "static", "init": {"file": Path("w/learned.json")}}, "Static", "from learned.json", ()),
-        ({"name": "static", "init": {"weights": {"nq": 1.0}}}, "Static", "given weights", ()),
-        ({"name": "cooldown"}, "Cooldown", "τ=5→1", ()),
-        ({"name": "inf-dds"}, "Inf-DDS", "τ=1", ("msmarco", "nq")),
-        ({"name": "doremi"}, "DoReMi", "proxy, τ=1", ()),
-        ({"name": "doge"}, "DoGE", "proxy, τ=∞", ("msmarco", "nq")),
-        ({"name": "crisp", "levels": 2}, "CRISP-1024", "clusters", ("msmarco", "nq")),
-        ({"name": "replay", "run": Path("runs/x")}, "Replay", "average of x", ()),
+        ({"name": "static", "init": "uniform"}, "Static", "τ=∞"),
+        ({"name": "static", "init": {"temperature": 0.3}}, "Static", "τ=0.3"),
+        ({"name": "static", "init": {"file": Path("w/learned.json")}}, "Static", "from learned.json"),
+        ({"name": "static", "init": {"weights": {"nq": 1.0}}}, "Static", "given weights"),
+        ({"name": "cooldown"}, "Cooldown", "τ=5→1"),
+        ({"name": "inf-dds"}, "Inf-DDS", "τ=1"),
+        ({"name": "doremi"}, "DoReMi", "proxy, τ=1"),
+        ({"name": "doge"}, "DoGE", "proxy, τ=∞"),
+        ({"name": "crisp", "levels": 2}, "CRISP-1024", "clusters"),
+        ({"name": "replay", "run": Path("runs/x")}, "Replay", "average of x"),
     ],
 )
-def test_methods_are_labelled_as_in_papers(strategy: Any, sampler: str, initial: str, dev: tuple[str, ...]) -> None:
+def test_methods_are_labelled_as_in_papers(strategy: Any, sampler: str, initial: str) -> None:
     (group,) = group_by_seed([made_run("x", strategy=strategy)])
-    assert method_of(group) == (sampler, initial, ("msmarco", "nq"), dev)
+    assert method_of(group) == (sampler, initial)
 
 
 def test_a_model_that_was_only_tested_has_its_own_name() -> None:
     groups = group_by_seed([untrained("a"), untrained("b", "zero-shot")])
-    assert [method_of(group) for group in groups] == [("BM25", "-", (), ()), ("zero-shot", "-", (), ())]
+    assert [method_of(group) for group in groups] == [("BM25", "-"), ("zero-shot", "-")]
 
 
-def test_labels_tell_runs_and_pools_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_tell_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_labels([Path("runs/a"), Path("runs/b/"), Path()]) == ["a", "b", tmp_path.name]
     assert run_labels([Path("x/a"), Path("y/a")]) == ["x/a", "y/a"]
-    seven = tuple(f"dataset-{number}" for number in range(7))
-    other = (*seven[:6], "another")
-    assert pool_labels([("a", "b"), (), seven, seven]) == ["a, b", "-", "7 sets", "7 sets"]
-    assert pool_labels([seven, other, seven[:3]]) == ["7 sets (a)", "7 sets (b)", "3 sets"]

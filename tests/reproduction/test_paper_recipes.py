@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from mixfluence.build import training_arguments
 from mixfluence.data.bge_m3 import published_sources
-from mixfluence.planning import plan_run
+from mixfluence.plan import plan_run
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
 from reproduction.cells import RECIPES as TWINS
@@ -91,7 +91,7 @@ def test_overheads_on_eight_processes_by_hand() -> None:
 @pytest.mark.parametrize("name", PAPER)
 def test_it_is_planned_without_data(name: str) -> None:
     plan = plan_run(load(name))
-    assert plan.steps == load(name).training.steps
+    assert plan.cost >= load(name).training.steps
     assert all(stage.updates for stage in plan.stages) == name.endswith(
         ("inf-dds", "dbpedia", "fever", "fiqa", "hotpotqa", "joint", "quora")
     )

@@ -19,6 +19,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,6 @@ from mixfluence.training.checkpoints import (
     STATE_FILE,
     damage,
     find_checkpoint,
-    identity,
     list_checkpoints,
     newest_complete,
     read_state,
@@ -47,6 +47,7 @@ from mixfluence.training.checkpoints import (
     step_of,
     unseal_later,
 )
+from mixfluence.training.trainer import MixtureTrainer
 from tests.conftest import row_set
 from tests.resume.crashes import assert_same_result, write_recipe
 from tests.training.runs import arguments, build
@@ -68,6 +69,11 @@ def write_checkpoint(folder: Path, step: int, best: int | None = None, sealed: b
 
 def mixture(**texts: str) -> Mixture:
     return Mixture({name: row_set(Row(text, f"answer to {text}")) for name, text in texts.items()})
+
+
+def identity(args: Any, strategy: Strategy, train: Mixture, dev: Mixture) -> dict[str, Any]:
+    trainer: Any = SimpleNamespace(args=args, strategy=strategy, mixture=train, dev=dev)
+    return MixtureTrainer.identity(trainer)
 
 
 def same(folder: Path, strategy: Strategy = GUIDED, dev: Mixture | None = None, **options: Any) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def manifest(text: str) -> Callable[[Path], object]:
         (lambda folder: (folder / MANIFEST_FILE).unlink(), "not written completely"),
         (manifest("{"), "cannot be read"),
         (manifest('{"trainer_state.json": 1}'), "cannot be"),
-        (manifest("{}"), "does not list trainer_state.json"),
+        (manifest("{}"), "trainer_state.json"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
@@ -150,9 +156,9 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path: Path) 
 
     assert read(now) == now
     for saved, difference in [
-        (same(tmp_path, seed=7), "seed 7.* 42"),
-        (same(tmp_path, per_device_train_batch_size=8), "batch size 8.* 4"),
-        (now | {"settings": {**now["settings"], "strategy": "Aioli"}}, "strategy Aioli.* InfDDS"),
+        (same(tmp_path, seed=7), "'seed' .* 7 .* 42"),
+        (same(tmp_path, per_device_train_batch_size=8), "'batch size' .* 8 .* 4"),
+        (now | {"settings": {**now["settings"], "strategy": "Aioli"}}, "'strategy' .* Aioli .* InfDDS"),
         (same(tmp_path, dev=mixture(goal="c")), "dev sets goal.* aim"),
         (same(tmp_path, dev=mixture(aim="d")), "'aim'"),
         (identity(args, GUIDED, mixture(near="a"), mixture(aim="c")), "training sets near.* near, far"),

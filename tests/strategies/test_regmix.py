@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
-from mixfluence.planning import plan_run
+from mixfluence.plan import plan_run
 from mixfluence.policy import PROPORTIONAL, UNIFORM, Vector, Weights
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe_yaml import load_recipe
@@ -104,13 +104,15 @@ def test_a_reused_mixture_keeps_its_ratios(tmp_path: Path) -> None:
 
 
 def test_proxies_are_a_tenth_of_the_run_and_counted() -> None:
-    recipe = small_recipe(strategy={"name": "regmix", "proxies": 10, "dev_queries": 24, "dev_passages": 72})
+    sizes = {"train": {name: {"published": {"rows": 100}} for name in "ab"}, "dev": {"a": {"published": {"rows": 50}}}}
+    strategy = {"name": "regmix", "proxies": 10, "dev_queries": 24, "dev_passages": 72}
+    recipe = small_recipe(strategy=strategy, **sizes)
     *proxies, final = recipe.strategy.stages(recipe)
     assert [stage.name for stage in proxies][::9] == ["proxy-01", "proxy-10"]
     assert {stage.steps for stage in proxies} == {10}
     assert (final.name, final.steps, final.scored) == ("final", 100, False)
     # Scoring encodes 96 texts, 6 batches of 8 rows with two texts each, at a third of a training step.
-    plan = plan_run(recipe, {"a": 100, "b": 100, "dev.a": 50})
+    plan = plan_run(recipe)
     assert plan.cost == pytest.approx(100 + 10 * (10 + 2))
     assert plan.guides == {"a": 50}
     with pytest.raises(RecipeError, match="proxies"):

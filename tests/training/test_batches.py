@@ -30,7 +30,7 @@ from mixfluence.influence import DevBatch, Metric, Probe
 from mixfluence.influence.metrics import info_nce_metric
 from mixfluence.policy import UNIFORM
 from mixfluence.strategies import InfDDS
-from mixfluence.training.batches import Collator, MixtureRows, dev_negatives_per_row, negatives_per_row
+from mixfluence.training.batches import MixtureRows, collate, dev_negatives_per_row, negatives_per_row
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set
 from tests.training.test_inf_dds import EVERY_STEP, small_run
@@ -96,7 +96,7 @@ def test_a_batch_is_what_sentence_transformers_makes_of_the_same_rows(
 ) -> None:
     rows = mixture_rows(model)
     assert len(rows) == 13
-    batch = Collator()(rows.__getitems__(numbers))
+    batch = collate(rows.__getitems__(numbers))
     expected = library_batch(model, [[*PAIRS, *TRIPLES][number] for number in numbers])
     assert batch.keys() == expected.keys()
     for name, value in expected.items():
@@ -110,7 +110,7 @@ def test_a_batch_is_what_sentence_transformers_makes_of_the_same_rows(
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 12]], ids=["pairs", "triples"])
 def test_the_loss_is_info_nce_as_written_on_paper(model: SentenceTransformer, numbers: list[int]) -> None:
     chosen = [[*PAIRS, *TRIPLES][number] for number in numbers]
-    batch = Collator()(mixture_rows(model).__getitems__(numbers))
+    batch = collate(mixture_rows(model).__getitems__(numbers))
     found, gradient = loss_and_gradient(info_nce(model), model, batch)
 
     def embed(texts: list[str], prompt: str, task: str) -> Tensor:
@@ -132,7 +132,7 @@ def test_the_loss_is_info_nce_as_written_on_paper(model: SentenceTransformer, nu
 
 def test_cached_gradients_change_neither_value_nor_gradient(tiny_bert: SentenceTransformer) -> None:
     model = tiny_bert.double().eval()
-    batch = Collator()(mixture_rows(model).__getitems__([6, 7, 8, 9, 12]))
+    batch = collate(mixture_rows(model).__getitems__([6, 7, 8, 9, 12]))
     plain, gradient = loss_and_gradient(info_nce(model), model, batch)
     cached, cached_gradient = loss_and_gradient(info_nce(model, mini_batch_size=2), model, batch)
     assert cached == pytest.approx(plain, rel=1e-9)
@@ -140,14 +140,14 @@ def test_cached_gradients_change_neither_value_nor_gradient(tiny_bert: SentenceT
 
 
 def test_another_temperature_is_another_loss(static: SentenceTransformer) -> None:
-    batch = Collator()(mixture_rows(static).__getitems__([0, 1, 2]))
+    batch = collate(mixture_rows(static).__getitems__([0, 1, 2]))
     losses = {loss_and_gradient(info_nce(static, temperature), static, batch)[0] for temperature in (0.02, 0.05, 1.0)}
     assert len(losses) == 3
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 4])
 def test_as_many_negatives_as_asked_for(static: SentenceTransformer, negatives: int) -> None:
-    batch = Collator()(mixture_rows(static, negatives).__getitems__([6, 8]))
+    batch = collate(mixture_rows(static, negatives).__getitems__([6, 8]))
     columns = [name for name in batch if name.endswith("_input_ids")]
     assert len(columns) == 2 + negatives
 
@@ -156,15 +156,15 @@ def test_the_name_of_the_dataset_is_there_when_asked_for(static: SentenceTransfo
     rows = mixture_rows(static)
     for number, name in ((0, "pairs"), (5, "pairs"), (6, "triples"), (12, "triples")):
         batch = rows.__getitems__([number])
-        assert Collator(name_datasets=True)(batch)["dataset_name"] == name
-        assert "dataset_name" not in Collator()(batch)
-        assert "label" not in Collator()(batch)
+        assert collate(batch, name_datasets=True)["dataset_name"] == name
+        assert "dataset_name" not in collate(batch)
+        assert "label" not in collate(batch)
 
 
 def test_teacher_scores_become_the_label(static: SentenceTransformer) -> None:
     scored = row_set(Row("w1", "w2", ["w3", "w4"], [0.5, 0.25, 0.125]), Row("w5", "w6", ["w7", "w8"], [3, 2, 1]))
     rows = MixtureRows({"scored": tokenise(scored, Tokeniser(static), PROMPTS)}, {"scored": 1})
-    batch = Collator()(rows.__getitems__([1, 0]))
+    batch = collate(rows.__getitems__([1, 0]))
     assert batch["label"].tolist() == [[3, 2], [0.5, 0.25]]
     assert batch["label"].dtype == torch.float32
     assert np.isfinite(batch["label"].numpy()).all()

@@ -159,7 +159,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
         return str(caught.value)
 
     near, far = pool().values()
-    assert "checkpoint-6: the dataset 'far'" in refusal({"near": near, "far": far.select(range(17))})
+    assert "checkpoint-6: the training set 'far'" in refusal({"near": near, "far": far.select(range(17))})
     for other in {"near": near}, {"far": far, "near": near}:
         assert refusal(other).startswith(f"{checkpoint}: written with the training sets near, far, found ")
     assert str(tmp_path / "elsewhere") in refusal(pool(), True, tmp_path / "elsewhere")

@@ -157,14 +157,13 @@ def test_a_state_through_json_continues_exactly(trained: int, ahead: int, max_ep
     assert resumed.sampler.drawn_ahead == pool.sampler.drawn_ahead
 
 
-@pytest.mark.parametrize(("skip", "empty"), [(True, 2), (False, 0)])
-def test_a_resumed_epoch_starts_with_what_the_trainer_discards(skip: bool, empty: int) -> None:
+def test_a_resumed_epoch_starts_with_what_the_trainer_discards() -> None:
     pool = Pool([30, 30], [0.5, 0.5], draws_per_epoch=5, epochs=3)
     batches = [batch for _ in range(3) for batch in pool.sampler][:12]
     for _ in batches:
         pool.sampler.pop_trained()
     resumed = Pool([30, 30], [0.5, 0.5], draws_per_epoch=5, epochs=3)
-    resumed.sampler.load_state_dict(pool.sampler.state_dict(), skip=skip)
+    resumed.sampler.load_state_dict(pool.sampler.state_dict())
     epoch = list(resumed.sampler)
-    assert [len(batch) for batch in epoch] == [0] * empty + [4] * (5 - empty)
+    assert [len(batch) for batch in epoch] == [0] * 2 + [4] * 3
     assert [len(batch) for batch in resumed.sampler] == [4] * 5

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from mixfluence.cli.signals import StopSignals, leave
-from mixfluence.training.stopping import outlast_signals
+from mixfluence.training.callback import outlast_signals
 from tests.resume.crashes import hold_the_lock_of_a_queue
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def exit_code_of(program: Callable[[Connection], None], number: int) -> int | No
 
 def lose_workers(ready: Connection) -> None:
     os.setsid()
-    with StopSignals() as signals:
+    with StopSignals(leave) as signals:
         signals.patient = True
         batches = iter(DataLoader(NUMBERS, num_workers=2, multiprocessing_context="fork"))
         assert [next(batches) for _ in range(4)]
@@ -77,7 +77,7 @@ def lose_workers(ready: Connection) -> None:
 
 def keep_workers(ready: Connection) -> None:
     os.setsid()
-    with StopSignals() as signals:
+    with StopSignals(leave) as signals:
         signals.patient = True
         loader = DataLoader(NUMBERS, num_workers=2, worker_init_fn=outlast_signals, multiprocessing_context="fork")
         batches = iter(loader)

@@ -340,12 +340,12 @@ def test_the_saved_model_loads_without_us_and_its_card_lists_the_mixture(
     section = card.split("## Training mixture")[1]
     assert "`Static`" in section
     header, rule, *table = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
-    assert header == ["dataset", "rows", "probability", "rows drawn", "epochs"]
+    assert header == ["dataset", "rows", "probability", "rows drawn"]
     assert len(rule) == len(header)
     drawn = trainer.sampler.rows_drawn.tolist()
     assert table == [
-        ["a&#124;b", "30", "0.625", str(drawn[0]), f"{drawn[0] / 30:.3g}"],
-        ["&lt;b&gt;bold&lt;/b&gt; line", "18", "0.375", str(drawn[1]), f"{drawn[1] / 18:.3g}"],
+        ["a&#124;b", "30", "0.625", str(drawn[0])],
+        ["&lt;b&gt;bold&lt;/b&gt; line", "18", "0.375", str(drawn[1])],
     ]
 
 

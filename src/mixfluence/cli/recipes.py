@@ -54,21 +54,8 @@ def copy(
 
 
 @app.command()
-def check(
-    recipe: Annotated[str | None, Argument(help="Name or file; default: every recipe that ships.")] = None,
-    overrides: Overrides = None,
-) -> None:
-    """Validate a recipe, check that its data exists, and print it with all defaults.
+def check(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Validate a recipe, check that its data exists, and print it with all defaults."""
+    from mixfluence.recipe_yaml import dump_recipe
 
-    Without a name, validate every recipe that ships, without their data.
-    """
-    from mixfluence.recipe_yaml import dump_recipe, load_recipe, shipped_recipes
-
-    if recipe is not None:
-        print_line(dump_recipe(read_recipe(recipe, overrides)).rstrip())
-        return
-    loaded = [load_recipe(path, files_may_be_missing=True) for path in shipped_recipes()]
-    for each in loaded:
-        sets = f"{len(each.train)} training sets, {len(each.dev)} dev, {len(each.test)} test"
-        print_line(f"{each.name:<22} {each.strategy.name:<12} {sets}")
-    print_line(f"{len(loaded)} recipes are valid")
+    print_line(dump_recipe(read_recipe(recipe, overrides)).rstrip())

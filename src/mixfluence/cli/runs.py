@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
-# Width of a text file with the terminal's tables.
-FILE_WIDTH = 120
 
 
 def status(run: RunFolder) -> None:
@@ -93,31 +89,21 @@ def compare(
         [read_run(run) for run in runs], measure=measure, between=between, test=test, bootstrap=bootstrap
     )
     chosen = format_ or (ENDINGS.get(file.suffix.lower()) if file else None) or "terminal"
-    if chosen != "terminal":
-        _write(FORMATS[chosen](found), file)
-    elif file:
-        text = StringIO()
-        Console(file=text, width=FILE_WIDTH).print(to_terminal(found))
-        _write(text.getvalue(), file)
-    else:
+    if chosen == "terminal" and not file:
         output.print(to_terminal(found))
+    else:
+        _write(FORMATS[chosen](found), file)
 
 
 def report(
     runs: Annotated[list[Path], Argument(metavar="RUN", help="Run folders, finished or not.")],
     file: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, Option(help="Also write the charts into this folder, as SVG and PDF.")] = None,
 ) -> None:
     """Show runs on one page that opens in any browser without a network."""
-    from mixfluence.report.figures import all_charts, write_charts
     from mixfluence.report.page import render_page
     from mixfluence.runs import read_run
 
-    found = [read_run(run) for run in runs]
-    _write(render_page(found), file)
-    if figures:
-        with writing(figures):
-            write_charts(all_charts(found), figures)
+    _write(render_page([read_run(run) for run in runs]), file)
 
 
 def weights(
@@ -139,11 +125,11 @@ def weights(
 
 
 def _write(text: str, file: Path | None) -> None:
-    if file is None:
-        # Not through rich, which would interpret names as markup and wrap lines.
-        typer.echo(text, nl=False)
-        return
     from mixfluence.files import write_text
 
-    with writing(file):
-        write_text(file, text)
+    if file:
+        with writing(file):
+            write_text(file, text)
+    else:
+        # Not through rich, which would interpret names as markup and wrap lines.
+        typer.echo(text, nl=False)

@@ -12,16 +12,11 @@ from typing import Any, NoReturn
 from mixfluence.cli.terminal import errors
 
 
-def interrupt(number: int) -> NoReturn:
-    """Raise `KeyboardInterrupt` with the number of a signal; use `leave` where it could be caught."""
-    raise KeyboardInterrupt(number)
-
-
 def leave(code: int, message: str | None = None) -> NoReturn:
     """End the program and its child processes at once.
 
-    An exception may not get through: libraries catch everything in places, and the clean-up of `sys.exit` waits for
-    the queue of a data loader, forever if a signal interrupted the queue while it held its lock.
+    An exception may not get through: libraries catch everything in places, and `sys.exit` waits for the queue of a
+    data loader, forever if a signal interrupted the queue while it held its lock.
     """
     from multiprocessing import active_children
 
@@ -45,7 +40,7 @@ class StopSignals:
     checkpoint; `end` is called with the number of any other. `received` is the number of the last signal.
     """
 
-    def __init__(self, end: Callable[[int], NoReturn] = interrupt) -> None:
+    def __init__(self, end: Callable[[int], NoReturn]) -> None:
         self._end = end
         self.received: int | None = None
         self.patient = False

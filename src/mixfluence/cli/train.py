@@ -39,8 +39,8 @@ def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: Stop
     show_log(verbose=_first_process())
     from mixfluence.experiment import run
     from mixfluence.report.tables import score_table
+    from mixfluence.training.callback import StopOnRequest
     from mixfluence.training.display import ProgressDisplay
-    from mixfluence.training.stopping import StopOnRequest
 
     display = ProgressDisplay(errors, parsed.name)
     scores = run(parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[display, StopOnRequest(signals)])

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import xxhash
-from datasets import Dataset, Features, concatenate_datasets
+from datasets import Dataset, Features
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.clustering.embeddings import COLUMNS, Embedder, Matrix, Points, Texts
+from mixfluence.clustering.embeddings import Embedder, Matrix, Points, Texts
 from mixfluence.clustering.tree import Nodes, Tree, grow, merge
+from mixfluence.data.cache import cached
 from mixfluence.data.mixture import Mixture
-from mixfluence.data.rows import RowSet, Subset, arrow_schema, cache_root
+from mixfluence.data.rows import RowSet, Subset, arrow_schema, join
+from mixfluence.data.tokens import open_array
 from mixfluence.errors import RecipeError
-from mixfluence.files import replacing
+from mixfluence.strategies.crisp import CRISP
 
 logger = logging.getLogger(__name__)
 CACHE_VERSION = 1
@@ -31,11 +33,8 @@ CACHE_VERSION = 1
 class Partition:
     """Clusters to train on, and how often to draw each.
 
-    Attributes:
-        mixture: The rows of every cluster with a weight, named like `pool/3.17`, or `nq/3.17` per dataset.
-        weights: The probability of each cluster of the mixture.
-        rows: Rows of each cluster by dataset, including clusters without a weight.
-        datasets: The clustered datasets.
+    `mixture` has the clusters with a weight, named like `pool/3.17`, or `nq/3.17` per dataset; `rows` has how many
+    rows every cluster has of each dataset.
     """
 
     mixture: Mixture
@@ -53,11 +52,9 @@ class Partition:
         return shares
 
     @property
-    def sources(self) -> dict[str, str | None]:
-        """The dataset of each cluster of the mixture; None for a cluster of several datasets."""
-        return {
-            cluster: next(iter(rows)) if len(rows := self.rows[cluster]) == 1 else None for cluster in self.mixture
-        }
+    def sources(self) -> dict[str, str]:
+        """A dataset of each cluster of the mixture, for its prompts: those of a pool have the same."""
+        return {cluster: next(iter(self.rows[cluster])) for cluster in self.mixture}
 
 
 def partition(
@@ -75,36 +72,16 @@ def partition(
 ) -> Partition:
     """Cluster the training rows and weight each cluster by the dev rows that fall into it.
 
-    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. Memory holds a chunk of
-    embeddings and a few numbers per row. With several processes, call it in the first one before the others, which
-    then read its cache.
-
-    Args:
-        mixture: The training datasets.
-        targets: The dev sets, weighted equally whatever their size.
-        encoder: Embeds the rows; a small one is enough.
-        levels: Depth of the tree: at most `branching ** levels` clusters.
-        branching: Clusters per split.
-        per: Cluster the whole pool, or each dataset separately if rows of two datasets must not share a batch. A dev
-            row then falls into the nearest cluster of all datasets.
-        texts: What represents a row: its anchor, its positive, or the mean of both.
-        smoothing: Pseudo-counts added to each dev histogram, distributed like the training rows: for many clusters
-            and few dev rows. With 0, clusters without a dev row are never drawn.
-        least_rows: Smaller clusters are merged with their neighbours; use the batch size.
-        seed: Seed of samples and of k-means.
+    Costs one forward pass over every row, once: embeddings and clusters are cached on disk. A small encoder is enough.
+    Clusters of fewer than `least_rows` rows are merged with neighbours; use the batch size. Other options are those of
+    `CRISP`. With several processes, call it in the first one before the others.
     """
-    limits = {"levels": (levels, 1), "branching": (branching, 2), "least_rows": (least_rows, 1)}
-    for option, (value, least) in {**limits, "smoothing": (smoothing, 0)}.items():
-        if not least <= value < math.inf:
-            raise RecipeError(f"{option} must be at least {least} and finite, found {value}")
-    for option, choice, choices in ("per", per, ("pool", "dataset")), ("texts", texts, tuple(COLUMNS)):
-        if choice not in choices:
-            raise RecipeError(f"{option} must be one of {', '.join(choices)}, found {choice!r}")
-    if not targets:
-        raise RecipeError("clusters are weighted by dev sets: at least one is needed")
+    # Its recipe section has the limits of these options.
+    CRISP(levels=levels, branching=branching, per=per, texts=texts, smoothing=smoothing)
+    if least_rows < 1 or not targets:
+        raise RecipeError("partition: needs at least one dev set and least_rows of at least 1")
     dev = Mixture(targets)
     embedder = Embedder(encoder, texts)
-    embedder.encode(chain(mixture.values(), dev.values()))
     pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
     parts = [
         _Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
@@ -121,10 +98,7 @@ def partition(
 
 
 class _Clusters:
-    """The clusters of datasets that are clustered together: leaves of a tree, small ones merged.
-
-    `rows` has the rows of each cluster (first axis) in each dataset (second axis).
-    """
+    """The clusters of datasets that are clustered together: leaves of a tree, small ones merged."""
 
     def __init__(self, name: str, datasets: Mixture, embedder: Embedder, least_rows: int, **shape: int) -> None:
         self.datasets = datasets
@@ -134,6 +108,7 @@ class _Clusters:
         groups = merge(self._tree, per_node.sum(axis=0), least_rows)
         used, self._clusters = np.unique(groups, return_inverse=True)
         self.names = [f"{name}/{self._tree.path(node)}" for node in used.tolist()]
+        # Clusters by datasets.
         self.rows: NDArray[np.int64] = np.zeros((len(used), len(datasets)), np.int64)
         np.add.at(self.rows, self._clusters, per_node.T)
 
@@ -143,8 +118,10 @@ class _Clusters:
         return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
 
     def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
-        """Yield the names and rows of chosen clusters. Texts are not copied, and tokenised by dataset."""
-        pool = concatenate_datasets([_cast(dataset.rows) for dataset in self.datasets.values()])
+        """Yield the names and rows of chosen clusters. Texts are not copied, and tokenised once for all clusters."""
+        pool, *others = self.datasets.values()
+        if others:
+            pool = join({name: replace(rows, rows=_cast(rows.rows)) for name, rows in self.datasets.items()})
         clusters = self._clusters.astype(np.int32)[self._leaves]
         rows = np.flatnonzero(chosen[clusters])
         rows = rows[np.argsort(clusters[rows], kind="stable")]
@@ -153,7 +130,8 @@ class _Clusters:
             # Row numbers and dataset fingerprints identify the rows, without reading their text again.
             digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
             digest.update(members.tobytes())
-            yield self.names[number], RowSet(pool.select(members), digest.hexdigest(), subsets=self._subsets(members))
+            subset = Subset(pool, members)
+            yield self.names[number], RowSet(pool.rows.select(members), digest.hexdigest(), subset=subset)
 
     def rows_by_dataset(self) -> dict[str, dict[str, int]]:
         """Return the number of rows of each cluster by dataset."""
@@ -162,13 +140,6 @@ class _Clusters:
             for cluster, counts in zip(self.names, self.rows.tolist(), strict=True)
         }
 
-    def _subsets(self, members: NDArray[np.int64]) -> tuple[Subset, ...]:
-        """Split the ascending rows of a cluster by dataset."""
-        starts = np.cumsum([0, *self.datasets.sizes.values()])[:-1]
-        parts = np.split(members, np.searchsorted(members, starts[1:]))
-        datasets = zip(self.datasets.values(), parts, starts, strict=True)
-        return tuple(Subset(dataset, rows - start) for dataset, rows, start in datasets if len(rows))
-
 
 def _cluster(
     name: str, datasets: Mixture, embedder: Embedder, *, levels: int, branching: int, seed: int
@@ -176,17 +147,21 @@ def _cluster(
     """Return the tree and the leaf of each row, from the cache if the same embeddings were clustered before."""
     vectors = [embedder.key(rows) for rows in datasets.values()]
     key = json.dumps([CACHE_VERSION, vectors, levels, branching, seed])
-    folder = cache_root() / "clusters" / xxhash.xxh3_128_hexdigest(key.encode())
-    tree, leaves = folder / "tree.npz", folder / "leaves.npy"
-    if not leaves.exists():
+
+    def build(folder: Path) -> None:
         points = Points([embedder.vectors(rows) for rows in datasets.values()])
         logger.info("clustering %s: %d rows", name, len(points))
-        # The tree is renamed first: the file of leaves marks that both are complete.
-        with replacing(leaves) as unfinished, replacing(tree) as temporary:
-            nodes = np.lib.format.open_memmap(unfinished, "w+", np.int32, (len(points),))
-            grow(points, nodes, levels=levels, branching=branching, seed=seed).save(temporary)
-            nodes.flush()
-    return Tree.load(tree), np.load(leaves, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        nodes = np.lib.format.open_memmap(folder / "leaves.npy", "w+", np.int32, (len(points),))
+        tree = grow(points, nodes, levels=levels, branching=branching, seed=seed)
+        np.savez(folder / "tree.npz", **vars(tree))
+        nodes.flush()
+
+    def open_folder(folder: Path) -> tuple[Tree, Nodes]:
+        with np.load(folder / "tree.npz", allow_pickle=False) as arrays:
+            tree = Tree(arrays["centroids"], arrays["parents"], arrays["first"], int(arrays["branching"]))
+        return tree, open_array(folder / "leaves.npy")
+
+    return cached("clusters", key, open_folder, build)
 
 
 def _cast(rows: Dataset) -> Dataset:
@@ -198,19 +173,16 @@ def _cast(rows: Dataset) -> Dataset:
 def _weights(parts: Sequence[_Clusters], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
     """Return the mean over targets of the smoothed histogram over the clusters of all parts."""
     sizes = np.concatenate([part.rows.sum(axis=1) for part in parts])
+    starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]
     prior = smoothing * sizes / sizes.sum()
     histograms = []
     for points in targets:
         counts = prior.copy()
         for _, chunk in points.chunks():
-            counts += np.bincount(_nearest(parts, chunk), minlength=len(sizes))
+            # The cluster of the part with the nearest leaf, numbered over all parts.
+            clusters, cosines = zip(*(part.assign(chunk) for part in parts), strict=True)
+            nearest = np.argmax(cosines, axis=0)
+            own = starts[nearest] + np.stack(clusters)[nearest, np.arange(len(chunk))]
+            counts += np.bincount(own, minlength=len(sizes))
         histograms.append(counts / counts.sum())
     return np.asarray(np.mean(histograms, axis=0))
-
-
-def _nearest(parts: Sequence[_Clusters], points: Matrix) -> NDArray[np.int64]:
-    """Return the cluster of each point, numbered over all parts: that of the part with the nearest leaf."""
-    starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]
-    clusters, cosines = zip(*(part.assign(points) for part in parts), strict=True)
-    nearest = np.argmax(cosines, axis=0)
-    return np.asarray(starts[nearest] + np.stack(clusters)[nearest, np.arange(len(points))])

@@ -1,39 +1,35 @@
-"""Embeddings of rows, computed once and cached in memory-mapped files.
-
-The cache key covers the content of the rows and everything that determines a vector: weights, modules, tokenizer,
-prompts.
-"""
+"""Embeddings of rows, computed once and cached in memory-mapped files."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
-from mixfluence.data.rows import RowSet, cache_root
-from mixfluence.data.tokenize import PROBE, Task, Tokeniser, in_parallel, tokenise_unkept
-from mixfluence.embedding import Prepared, TextEncoder, text_encoders
+from mixfluence.data.cache import cached
+from mixfluence.data.rows import RowSet
+from mixfluence.data.tokenize import Task, Tokeniser, in_parallel, tokenise_unkept
+from mixfluence.data.tokens import TokenTable, open_array
+from mixfluence.embedding import TextEncoder, text_encoders
 from mixfluence.errors import MixfluenceError
-from mixfluence.files import replacing
 
 logger = logging.getLogger(__name__)
 Texts = Literal["both", "query", "passage"]
 Matrix = NDArray[np.float32]
 # For each column its distinct texts, and the position among them of each row's text.
-Chunk = list[tuple[Prepared, NDArray[np.int64]]]
+Chunk = list[tuple[TokenTable, NDArray[np.int64]]]
 
 CACHE_VERSION = 1
+FILE = "vectors.npy"
 ROWS_PER_CHUNK = 2_048
 TEXTS_PER_CALL = 256
 COLUMNS: dict[Texts, dict[str, Task]] = {
@@ -61,26 +57,19 @@ class Embedder:
 
     def vectors(self, rows: RowSet) -> NDArray[np.float16]:
         """Return one unit vector per row, memory-mapped."""
-        self.encode([rows])
-        vectors: NDArray[np.float16] = np.load(self._path(rows), mmap_mode="r", allow_pickle=False)
-        return vectors
 
-    def encode(self, datasets: Iterable[RowSet]) -> None:
-        """Encode all datasets that are not cached, in one call that starts the tokenising processes once."""
-        missing = {path: rows for rows in datasets if not (path := self._path(rows)).exists()}
-        if not missing:
-            return
-        logger.info("encoding %d rows for clustering", sum(map(len, missing.values())))
-        starts = [(rows, start) for rows in missing.values() for start in range(0, len(rows), ROWS_PER_CHUNK)]
-        chunks = iter(in_parallel(len(starts), lambda number: self._prepare(*starts[number])))
-        with self._precision():
-            for path, rows in missing.items():
-                with replacing(path) as temporary:
-                    shape = (len(rows), self._encoder.get_embedding_dimension())
-                    file = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
-                    for start in range(0, len(rows), ROWS_PER_CHUNK):
-                        file[start : start + ROWS_PER_CHUNK] = _encode(next(chunks), list(self._sides.values()))
-                    file.flush()
+        def build(folder: Path) -> None:
+            logger.info("encoding %d rows for clustering", len(rows))
+            starts = range(0, len(rows), ROWS_PER_CHUNK)
+            chunks = in_parallel(len(starts), lambda number: self._prepare(rows, starts[number]))
+            shape = (len(rows), self._encoder.get_embedding_dimension())
+            file = np.lib.format.open_memmap(folder / FILE, "w+", np.float16, shape)
+            with torch.autocast("cuda", torch.bfloat16, enabled=self._half):
+                for start, chunk in zip(starts, chunks, strict=True):
+                    file[start : start + ROWS_PER_CHUNK] = _encode(chunk, list(self._sides.values()))
+            file.flush()
+
+        return cached("embeddings", self.key(rows), lambda folder: open_array(folder / FILE), build)
 
     def _prepare(self, rows: RowSet, start: int) -> Chunk:
         batch = rows.rows.select_columns(list(self._sides))[start : start + ROWS_PER_CHUNK]
@@ -88,19 +77,13 @@ class Embedder:
         for column, encoder in self._sides.items():
             numbers = {text: number for number, text in enumerate(dict.fromkeys(batch[column]))}
             places = np.array([numbers[text] for text in batch[column]], np.int64)
-            chunk.append((encoder.prepare(list(numbers), tokenise_unkept), places))
+            chunk.append((tokenise_unkept(list(numbers), encoder.side), places))
         return chunk
 
     @cached_property
     def _sides(self) -> dict[str, TextEncoder]:
         encoders = text_encoders(self._encoder, dict.fromkeys(self._columns.values()))
         return {column: encoders[task] for column, task in self._columns.items()}
-
-    def _path(self, rows: RowSet) -> Path:
-        return cache_root() / "embeddings" / f"{self.key(rows)}.npy"
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self._half else nullcontext()
 
 
 class Points:
@@ -137,39 +120,21 @@ def _encode(chunk: Chunk, encoders: Sequence[TextEncoder]) -> Matrix:
         encoder.encode(texts, batch_size=TEXTS_PER_CALL) for encoder, (texts, _) in zip(encoders, chunk, strict=True)
     ]
     sides = [vectors.float().cpu().numpy()[places] for vectors, (_, places) in zip(found, chunk, strict=True)]
-    vectors = _unit(np.sum(sides, axis=0))
+    vectors = np.sum(sides, axis=0)
     if not np.isfinite(vectors).all():
         raise MixfluenceError("cannot cluster: embeddings of the encoder are not finite")
-    return vectors
-
-
-def _unit(vectors: Matrix) -> Matrix:
-    """Normalise vectors; zero vectors, of texts without tokens, stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # Zero vectors, of texts without tokens, stay zero.
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 def _identity(encoder: SentenceTransformer) -> str:
     """Hash everything that determines an encoder's vectors, independent of where it was loaded from."""
-    facts = [_inputs(encoder), str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
+    tokeniser = Tokeniser(encoder)
+    inputs = [tokeniser.side(task, "").fingerprint for task in COLUMNS["both"].values()]
+    facts = [inputs, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
-        digest.update(_bytes(weights))
+        digest.update(weights.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _inputs(encoder: SentenceTransformer) -> list[str]:
-    """Identify how an encoder reads queries and documents: by its tokenizer or, without one, by sample inputs."""
-    tasks: tuple[Task, ...] = ("query", "document")
-    try:
-        tokeniser = Tokeniser(encoder)
-        return [tokeniser.side(task, "").fingerprint for task in tasks]
-    except MixfluenceError:
-        features = [sorted(encoder.preprocess(PROBE, task=task).items()) for task in tasks]
-        values = [value for side in features for item in side for value in item]
-        return [bytes(_bytes(value)).hex() if isinstance(value, Tensor) else repr(value) for value in values]
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,17 +58,6 @@ class Tree:
             node = parent
         return ".".join(branches) or "root"
 
-    def save(self, path: Path) -> None:
-        """Write the tree to a file."""
-        with path.open("wb") as file:
-            np.savez(file, centroids=self.centroids, parents=self.parents, first=self.first, branching=self.branching)
-
-    @classmethod
-    def load(cls, path: Path) -> Tree:
-        """Read a tree written by `save`."""
-        with np.load(path, allow_pickle=False) as arrays:
-            return cls(arrays["centroids"], arrays["parents"], arrays["first"], int(arrays["branching"]))
-
 
 def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int) -> Tree:
     """Cluster points level by level, training each node on a sample of its points.
@@ -90,9 +78,8 @@ def grow(points: Points, nodes: Nodes, *, levels: int, branching: int, seed: int
 def merge(tree: Tree, rows: NDArray[np.int64], least_rows: int) -> Nodes:
     """Merge clusters that are too small for a batch. Return the group of each leaf, named by a node.
 
-    A leaf with enough rows is a group of its own. The small leaves below a node form one group, named by that node,
-    if they have enough rows together; else they are passed to the node above. What is left at the root joins the
-    groups of the nearest centroids, or is the only group. Inner nodes have the group of what is left below them.
+    Small leaves below a node form one group if they have enough rows together; else they are passed to the node above.
+    What is left at the root joins the groups of the nearest centroids, or is the only group.
     """
     left = rows.copy()
     groups = np.full(len(tree), -1, np.int32)

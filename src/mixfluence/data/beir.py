@@ -4,22 +4,21 @@
 - the hub's `BeIR/<name>` beside a second repository with the judgements, `BeIR/<name>-qrels`;
 - mteb's copies: folders `corpus`, `queries` and `qrels` (or `default`, or `data`) of Parquet files or JSON lines, by
   split and possibly sharded. Several languages in one repository have a prefix, such as `ar-corpus`.
-
-Some published sets have judgements of queries or passages that do not exist. They are left out and reported; if their
-share exceeds `MAX_DROPPED_SHARE`, the folder is rejected.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
-from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, read_lines, read_objects, text_field
+from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, note_dropped, read_lines, read_objects, text_field
 from mixfluence.errors import DataError
 from mixfluence.schema import short
 
@@ -34,8 +33,7 @@ class BeirSource(FileSource):
     """A folder in BEIR's layout.
 
     `per` makes one training row per query, with its highest-graded positive (the first of equals), or one per (query,
-    positive) pair. Positives have a grade above zero. Queries and positives without text are left out with a note. A
-    task has the whole corpus, with empty passages and grades of zero, and queries in the order of judgements.
+    positive) pair. Queries and positives without text are left out with a note; a task has the whole corpus.
     """
 
     format: Literal["beir"] = "beir"
@@ -43,14 +41,11 @@ class BeirSource(FileSource):
     per: Literal["query", "pair"] = "query"
 
     def read_rows(self) -> RowSet:
-        """Return the training rows of the split, in the order of its judgements."""
         files = find_beir_files(self.path, self.split)
         options = {"format": "beir", "per": self.per}
-        paths = [*files.corpus, *files.queries, *files.qrels]
-        return convert_once(paths, options, lambda notes: _rows(files, self.per, notes))
+        return convert_once([*chain(*files)], options, lambda notes: _rows(files, self.per, notes))
 
     def read_task(self, name: str) -> RetrievalSet:
-        """Return the split as a task with the whole corpus."""
         return read_task_files(find_beir_files(self.path, self.split), name)
 
 
@@ -67,28 +62,19 @@ def find_beir_files(folder: Path, split: str, prefix: str = "") -> BeirFiles:
 
     If queries or corpus have splits too, those of the same split are taken, or else their only one.
     """
-    corpus, queries = (_find_texts(folder, f"{prefix}{table}", split) for table in ("corpus", "queries"))
-    found: set[str] = set()
-    for place in (f"{prefix}qrels", "default", "data", f"../{folder.name}-qrels"):
-        splits = _splits(folder / place)
-        if split in splits:
-            return BeirFiles(corpus, queries, splits[split])
-        found |= splits.keys()
-    names = ", ".join(sorted(found)) or "none"
-    raise DataError(f"{folder / f'{prefix}qrels'}: no split '{split}' ({split}.tsv), found: {names}")
-
-
-def _find_texts(folder: Path, table: str, split: str) -> list[Path]:
-    for file in (folder / f"{table}.jsonl", folder / f"{table}.jsonl.gz"):
-        if file.is_file():
-            return [file]
-    splits = _splits(folder / table)
-    if split in splits:
-        return splits[split]
-    if len(splits) != 1:
-        names = ", ".join(sorted(splits)) or "none"
-        raise DataError(f"{folder}: expected {table}.jsonl or a folder {table} with one split, found: {names}")
-    return next(iter(splits.values()))
+    found = []
+    for table in (f"{prefix}corpus", f"{prefix}queries"):
+        plain = [file for end in ("", ".gz") if (file := folder / f"{table}.jsonl{end}").is_file()]
+        splits = {split: plain[:1]} if plain else _splits(folder / table)
+        if split not in splits and len(splits) != 1:
+            names = ", ".join(sorted(splits)) or "none"
+            raise DataError(f"{folder}: expected {table}.jsonl or a folder {table} with one split, found: {names}")
+        found.append(splits.get(split) or next(iter(splits.values())))
+    places = [folder / place for place in (f"{prefix}qrels", "default", "data", f"../{folder.name}-qrels")]
+    qrels = {name: files for place in reversed(places) for name, files in _splits(place).items()}
+    if split not in qrels:
+        raise DataError(f"{places[0]}: no split '{split}' ({split}.tsv), found: {', '.join(sorted(qrels)) or 'none'}")
+    return BeirFiles(found[0], found[1], qrels[split])
 
 
 def _splits(folder: Path) -> dict[str, list[Path]]:
@@ -136,8 +122,9 @@ def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
     queries = read_texts(files.queries, {query for query, _ in grades})
     passages = read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
     grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
-    _note_empty(files.queries[0], "queries without text", queries, notes)
-    _note_empty(files.corpus[0], "judged passages without text", passages, notes)
+    for (file, *_), what, texts in (files.queries, "queries", queries), (files.corpus, "judged passages", passages):
+        empty = [f"'{id}'" for id, text in texts.items() if not text]
+        note_dropped(notes, file, f"{what} without text", empty, len(texts))
     positives = [pair for pair, grade in grades.items() if grade > 0 and queries[pair[0]] and passages[pair[1]]]
     if per == "query":
         best: dict[str, tuple[str, str]] = {}
@@ -152,25 +139,16 @@ def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
 def _drop_unknown(
     grades: Grades, queries: Collection[str], passages: Collection[str], qrels: Path, notes: list[str]
 ) -> Grades:
-    dropped = Dropped(str(qrels), "judgements of an unknown query or passage", len(grades))
+    unknown: list[str] = []
     known: Grades = {}
     for (query, passage), grade in grades.items():
-        if query not in queries:
-            dropped.add(f"query '{query}'")
-        elif passage not in passages:
-            dropped.add(f"passage '{passage}'")
-        else:
+        if query in queries and passage in passages:
             known[query, passage] = grade
-    dropped.report(notes, limit=MAX_DROPPED_SHARE)
+        else:
+            unknown.append(f"passage '{passage}'" if query in queries else f"query '{query}'")
+    what = "judgements of an unknown query or passage"
+    note_dropped(notes, qrels, what, unknown, len(grades), limit=MAX_DROPPED_SHARE)
     return known
-
-
-def _note_empty(path: Path, what: str, texts: dict[str, str], notes: list[str]) -> None:
-    dropped = Dropped(str(path), what, len(texts))
-    for id, text in texts.items():
-        if not text:
-            dropped.add(f"'{id}'")
-    dropped.report(notes)
 
 
 def read_grades(files: Sequence[Path]) -> Grades:
@@ -179,9 +157,12 @@ def read_grades(files: Sequence[Path]) -> Grades:
     for file in files:
         table = file.name.endswith((".tsv", ".tsv.gz"))
         for number, (where, query, passage, score) in enumerate((_table_lines if table else _record_lines)(file)):
-            grade = _grade(score)
-            if grade is not None:
-                grades[query, passage] = grade
+            try:
+                grade = float(score)
+            except (TypeError, ValueError, OverflowError):
+                grade = math.nan
+            if grade.is_integer():
+                grades[query, passage] = int(grade)
             elif number or not table:  # the first line of a table may be a header
                 raise DataError(f"{where}: found the score {score!r}, expected a whole number")
     return grades
@@ -202,14 +183,6 @@ def _table_lines(path: Path) -> Iterator[tuple[str, str, str, str]]:
 def _record_lines(path: Path) -> Iterator[tuple[str, str, str, Any]]:
     for where, record in read_objects(path):
         yield where, _id(record, where, "query-id"), _id(record, where, "corpus-id"), record.get("score")
-
-
-def _grade(score: Any) -> int | None:
-    try:
-        value = float(score)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return int(value) if value.is_integer() else None
 
 
 def read_texts(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
@@ -12,12 +11,11 @@ from datasets import Dataset
 
 from mixfluence.data.pairs import RecordReader, records_of
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
+from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
 
-EXAMPLES = 5
 
-
-class Mixture(Mapping[str, RowSet]):
+class Mixture(dict[str, RowSet]):
     """Ordered name -> rows. All vectors (weights, influences, counts) are in this order.
 
     Args:
@@ -26,25 +24,15 @@ class Mixture(Mapping[str, RowSet]):
     """
 
     def __init__(self, datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]]) -> None:
-        pairs = datasets.items() if isinstance(datasets, Mapping) else datasets
-        self._datasets: dict[str, RowSet] = {}
-        for name, dataset in pairs:
+        super().__init__()
+        for name, dataset in datasets.items() if isinstance(datasets, Mapping) else datasets:
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"a dataset needs a name, found {name!r}")
-            if name in self._datasets:
+            if name in self:
                 raise DataError(f"two datasets are named {name!r}")
-            self._datasets[name] = _row_set(name, dataset)
-        if not self._datasets:
+            self[name] = _row_set(name, dataset)
+        if not self:
             raise DataError("a mixture needs at least one dataset")
-
-    def __getitem__(self, name: str) -> RowSet:
-        return self._datasets[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._datasets)
-
-    def __len__(self) -> int:
-        return len(self._datasets)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -74,8 +62,7 @@ def _row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
     return convert_once([], options, lambda notes: RecordReader(name).read([records_of(name, dataset)], notes))
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(NamedTuple):
     """Rows of one training dataset whose anchor is a test query, up to case and spacing."""
 
     dataset: str
@@ -83,20 +70,8 @@ class Overlap:
     anchors: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = "; ".join(map(repr, self.anchors[:EXAMPLES]))
+        shown = "; ".join(map(repr, self.anchors[:EXAMPLES_SHOWN]))
         return f"{self.dataset}: {len(self.rows)} training rows have a test query as anchor ({shown})"
-
-
-def find_overlap(mixture: Mixture, test_queries: Iterable[str]) -> list[Overlap]:
-    """Return, for each dataset that has any, the rows whose anchor is one of the test queries."""
-    forbidden = {_normalised(query) for query in test_queries}
-    found = []
-    for name, dataset in mixture.items() if forbidden else ():
-        anchors = dataset.rows["anchor"]
-        rows = tuple(row for row, anchor in enumerate(anchors) if _normalised(anchor) in forbidden)
-        if rows:
-            found.append(Overlap(name, rows, tuple(anchors[row] for row in rows)))
-    return found
 
 
 def without_overlap(
@@ -106,17 +81,21 @@ def without_overlap(
 
     With the rule `refuse` such rows raise a `DataError`.
     """
-    overlaps = find_overlap(mixture, (query for queries in test_queries.values() for query in queries))
+    forbidden = {_normalised(query) for queries in test_queries.values() for query in queries}
+    kept, overlaps = dict(mixture), []
+    for name, dataset in mixture.items() if forbidden else ():
+        anchors = dataset.rows["anchor"]
+        rows = [row for row, anchor in enumerate(anchors) if _normalised(anchor) in forbidden]
+        if not rows:
+            continue
+        overlaps.append(Overlap(name, tuple(rows), tuple(anchors[row] for row in rows)))
+        if len(rows) == len(dataset) and rule == "drop":
+            raise DataError(f"{name}: no rows left, every anchor is a test query")
+        dropped = xxhash.xxh3_64_hexdigest(np.array(rows, np.int64).tobytes())
+        keep = np.delete(np.arange(len(dataset)), rows).tolist()
+        kept[name] = dataset.take(keep, f"{dataset.fingerprint}-without-{dropped}")
     if overlaps and rule == "refuse":
         raise DataError("\n".join(map(str, overlaps)))
-    kept = dict(mixture)
-    for overlap in overlaps:
-        dataset = kept[overlap.dataset]
-        keep = np.delete(np.arange(len(dataset)), overlap.rows)
-        if not len(keep):
-            raise DataError(f"{overlap.dataset}: no rows left, every anchor is a test query")
-        dropped = xxhash.xxh3_64_hexdigest(np.array(overlap.rows, np.int64).tobytes())
-        kept[overlap.dataset] = dataset.take(keep.tolist(), f"{dataset.fingerprint}-without-{dropped}")
     return Mixture(kept), overlaps
 
 

@@ -23,8 +23,7 @@ from mixfluence.schema import short
 class MldrSource(FileSource):
     """One language of MLDR: rows for training and dev, and tasks with the language's whole corpus.
 
-    `path` contains `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`. A row
-    has a query's first positive and all its negatives.
+    `path` contains `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`.
     """
 
     format: Literal["mldr"] = "mldr"
@@ -32,13 +31,11 @@ class MldrSource(FileSource):
     split: Literal["train", "dev", "test"]
 
     def read_rows(self) -> RowSet:
-        """Return the rows of the split, one per query."""
         file = find_file(self._folder, f"{self.split}.jsonl")
         reader = RecordReader(str(file), per="query")
         return convert_once([file], {"format": "mldr"}, lambda notes: reader.read([_records(file)], notes))
 
     def read_task(self, name: str) -> RetrievalSet:
-        """Return the split as a task with the language's whole corpus."""
         if (self.path / f"{self.language}-corpus").is_dir():
             return read_task_files(find_beir_files(self.path, self.split, prefix=f"{self.language}-"), name)
         qrels = find_file(self.path / "qrels", f"qrels.mldr-v1.0-{self.language}-{self.split}.tsv")

@@ -3,8 +3,7 @@
 Without a column map the shape of a record determines what its texts mean:
 
 - `["anchor", "positive", "negative", ...]`, with or without negatives;
-- `{"set": [...]}` or `{"texts": [...]}`, texts of one meaning: each is paired with the next, so that n texts give
-  n - 1 rows; other columns are ignored;
+- `{"set": [...]}` or `{"texts": [...]}`, texts of one meaning: each is paired with the next;
 - `{"query", "pos", "neg"}` with one or many positives, optionally with `pos_scores` and `neg_scores`;
 - `{"context", "response"}`;
 - any other object by position, as in sentence-transformers: the first column is the anchor, the second the positive,
@@ -16,12 +15,12 @@ A positive column of lists gives one row per element, or one row per record with
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once
-from mixfluence.data.source import MAX_DROPPED_SHARE, Dropped, FileSource, Record, SourceSection, read_records
+from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, Record, SourceSection, note_dropped, read_records
 from mixfluence.errors import DataError
 from mixfluence.schema import WholeNumber, short
 
@@ -37,32 +36,39 @@ LABEL_COLUMNS = frozenset({"label", "labels", "score", "scores"})
 LARGEST_SCORE = 3.4e38  # rows store scores as 32-bit floats
 
 
-class PairsSource(FileSource):
-    """Pairs, triplets or lists in a jsonl, csv, tsv or parquet file, or in a folder of such files.
+class RecordsSource(SourceSection):
+    """Records with columns.
 
     `columns` maps the roles `anchor`, `positive`, `negatives` (one column of lists, or several columns) and `scores`
     (a list with one number per passage, positives first) to columns. `per` makes one row per positive or per record,
     `negatives` is the maximum number of hard negatives that a row keeps.
     """
 
-    format: Literal["pairs"] = "pairs"
     columns: dict[str, str | list[str]] | None = None
     per: Per = "pair"
     negatives: WholeNumber | None = None
 
+    def _convert(self, name: str, files: list[Path], records: Iterable[Iterable[Record]]) -> RowSet:
+        options = self.model_dump(include={"format", "split", "columns", "per", "negatives"})
+        reader = RecordReader(name, self.columns, per=self.per, negatives=self.negatives)
+        return convert_once(files, options, lambda notes: reader.read(records, notes))
+
+
+class PairsSource(RecordsSource, FileSource):
+    """Pairs, triplets or lists in a jsonl, csv, tsv or parquet file, or in a folder of such files."""
+
+    format: Literal["pairs"] = "pairs"
+
     def read_rows(self) -> RowSet:
-        """Return the rows of all files, ordered by file name."""
         files = _find_files(self.path)
-        options = self.model_dump(include={"format", "columns", "per", "negatives"})
-        reader = RecordReader(str(self.path), self.columns, per=self.per, negatives=self.negatives)
-        return convert_once(files, options, lambda notes: reader.read(map(read_records, files), notes))
+        return self._convert(str(self.path), files, map(read_records, files))
 
 
-class HubSource(SourceSection):
+class HubSource(RecordsSource):
     """A dataset of the Hugging Face hub, or a local folder that `datasets` can load.
 
-    `columns`, `per` and `negatives` are as for pairs. `revision` is a branch, tag or commit; without one, the newest
-    that can be reached. `split` may be a part such as `train[:1000]`. Code in the repository is never run.
+    `revision` is a branch, tag or commit; without one, the newest that can be reached. `split` may be a part such as
+    `train[:1000]`. Code in the repository is never run.
     """
 
     format: Literal["hub"] = "hub"
@@ -70,17 +76,12 @@ class HubSource(SourceSection):
     split: str
     revision: str | None = None
     config: str | None = None
-    columns: dict[str, str | list[str]] | None = None
-    per: Per = "pair"
-    negatives: WholeNumber | None = None
 
     def read_rows(self) -> RowSet:
-        """Return the rows of the split, converted once per downloaded file: a new revision is a new file."""
         dataset = self._load()
-        options = self.model_dump(include={"format", "split", "columns", "per", "negatives"})
+        # Converted once per downloaded file: a new revision is a new file.
         files = [Path(file["filename"]) for file in dataset.cache_files]
-        reader = RecordReader(self.id, self.columns, per=self.per, negatives=self.negatives)
-        return convert_once(files, options, lambda notes: reader.read([records_of(self.id, dataset)], notes))
+        return self._convert(self.id, files, [records_of(self.id, dataset)])
 
     def _load(self) -> Dataset:
         from datasets import load_dataset  # here, because recipes import the formats without data
@@ -111,10 +112,7 @@ def _find_files(path: Path) -> list[Path]:
 
 
 class Roles(NamedTuple):
-    """The columns of an object by role.
-
-    `scores` is one column for all passages, positives first, or one for positives and one for negatives.
-    """
+    """The columns of an object by role; scores of positives and of negatives may have a column each."""
 
     anchor: str
     positive: str
@@ -122,12 +120,11 @@ class Roles(NamedTuple):
     scores: tuple[str, ...] = ()
 
     def columns(self) -> list[str]:
-        """Return every column that has a role."""
         return [self.anchor, self.positive, *self.negatives, *self.scores]
 
 
 class RecordReader:
-    """Converts the records of one dataset to rows and counts what it leaves out; for the options see `PairsSource`."""
+    """Converts the records of one dataset to rows; for the options see `RecordsSource`."""
 
     def __init__(
         self, source: str, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None
@@ -138,22 +135,26 @@ class RecordReader:
         self._mapped = None if columns is None else _mapped_roles(columns)
         self._positional: Roles | None = None
         self._ignored: set[str] = set()
-        self._empty_rows = Dropped(source, "rows without text for the anchor or the positive")
-        self._empty_negatives = Dropped(source, "negatives without text")
+        # Places of what is left out.
+        self._empty_rows: list[str] = []
+        self._empty_negatives: list[str] = []
 
     def read(self, files: Iterable[Iterable[Record]], notes: list[str]) -> Iterator[Row]:
         """Yield the rows of several files, then append notes on what was left out."""
+        rows = negatives = 0
         for records in files:
             self._positional = None
             for where, record in records:
                 for row in self._record_rows(record, where):
-                    self._empty_rows.total += 1
+                    rows += 1
                     if row.anchor.strip() and row.positive.strip():
+                        negatives += len(row.negatives)
                         yield self._with_chosen_negatives(row, where)
                     else:
-                        self._empty_rows.add(where)
-        self._empty_rows.report(notes, limit=MAX_DROPPED_SHARE)
-        self._empty_negatives.report(notes)
+                        self._empty_rows.append(where)
+        empty = "rows without text for the anchor or the positive"
+        note_dropped(notes, self._source, empty, self._empty_rows, rows, MAX_DROPPED_SHARE)
+        note_dropped(notes, self._source, "negatives without text", self._empty_negatives, negatives)
         if self._ignored:
             notes.append(f"{self._source}: ignored the columns {_names(sorted(self._ignored))}")
 
@@ -166,10 +167,11 @@ class RecordReader:
         if not isinstance(record, dict):
             expected = "a list of texts or an object" if self._mapped is None else "an object with named columns"
             raise DataError(f"{where}: found {short(record)}, expected {expected}")
-        if self._mapped is None and (name := _set_column(record)):
-            self._ignored.update(record.keys() - {name})
-            # Fewer than two texts make an empty row, which is counted as left out.
-            return [Row(*texts) for texts in pairwise(_texts(record, name, where))] or [Row("", "")]
+        for name in SET_COLUMNS if self._mapped is None else ():
+            if isinstance(record.get(name), list) or record.keys() == {name}:
+                self._ignored.update(record.keys() - {name})
+                # Fewer than two texts make an empty row, which is counted as left out.
+                return [Row(*texts) for texts in pairwise(_texts(record, name, where))] or [Row("", "")]
         rows = _object_rows(record, self._roles(record, where), where)
         if self._per == "pair":
             return rows
@@ -199,10 +201,8 @@ class RecordReader:
         return self._positional
 
     def _with_chosen_negatives(self, row: Row, where: str) -> Row:
-        self._empty_negatives.total += len(row.negatives)
         kept = [i for i, negative in enumerate(row.negatives) if negative.strip()]
-        for _ in range(len(row.negatives) - len(kept)):
-            self._empty_negatives.add(where)
+        self._empty_negatives += [where] * (len(row.negatives) - len(kept))
         kept = kept[: self._negatives]
         scores = [row.scores[0], *(row.scores[i + 1] for i in kept)] if row.scores else ()
         return Row(row.anchor, row.positive, [row.negatives[i] for i in kept], scores)
@@ -211,8 +211,7 @@ class RecordReader:
 def records_of(name: str, dataset: Dataset) -> Iterator[Record]:
     """Yield the records of a `datasets.Dataset` with their places."""
     tables = dataset.with_format("arrow").iter(ROWS_PER_BATCH)
-    records = (record for table in tables for record in table.to_pylist())
-    for row, record in enumerate(records, 1):
+    for row, record in enumerate(chain.from_iterable(table.to_pylist() for table in tables), 1):
         yield f"{name}: row {row}", record
 
 
@@ -225,11 +224,6 @@ def _mapped_roles(columns: ColumnMap) -> Roles:
             raise DataError(f"columns: found {len(names)} columns for {role}, expected one")
     negatives, scores = named.get("negatives", ()), named.get("scores", ())
     return Roles(named["anchor"][0], named["positive"][0], tuple(negatives), tuple(scores))
-
-
-def _set_column(record: dict[str, Any]) -> str | None:
-    """Return the column of texts of one meaning: a list, or the only column."""
-    return next((name for name in SET_COLUMNS if isinstance(record.get(name), list) or record.keys() == {name}), None)
 
 
 def _known_roles(record: dict[str, Any]) -> Roles | None:
@@ -265,13 +259,11 @@ def _scores(record: dict[str, Any], roles: Roles, positives: int, negatives: int
         if not isinstance(found, list) or len(found) != length:
             amount = f"{len(found)} scores" if isinstance(found, list) else short(found)
             raise DataError(f"{where}: found {amount} in column '{column}', expected {length}, one per passage")
-    return [_score(value, where) for values in lists for value in values or []]
-
-
-def _score(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
-        raise DataError(f"{where}: found {short(value)} as a score, expected a finite number")
-    return float(value)
+    scores = [value for values in lists for value in values or []]
+    for value in scores:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_SCORE:
+            raise DataError(f"{where}: found {short(value)} as a score, expected a finite number")
+    return [float(value) for value in scores]
 
 
 def _texts(record: dict[str, Any], column: str, where: str) -> list[str]:

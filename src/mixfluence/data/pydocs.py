@@ -53,15 +53,11 @@ class PydocsSource(SourceSection):
     split: Literal["all", "train", "dev", "test"]
 
     def read_rows(self) -> RowSet:
-        """Return the rows of the split: summary -> body."""
         everything = _read_library(self.library)
-        if self.split == "all":
-            return everything
         rows = everything.rows.select(self._positions(everything))
-        return RowSet(rows, fingerprint(rows), everything.notes)
+        return RowSet(rows, fingerprint(rows))
 
     def read_task(self, name: str) -> RetrievalSet:
-        """Return the split's summaries as queries against every body of the library."""
         everything = _read_library(self.library)
         summaries, bodies = list(everything.rows["anchor"]), list(everything.rows["positive"])
         ids = [f"{self.library}-{i}" for i in range(len(bodies))]

@@ -21,16 +21,8 @@ from mixfluence.errors import DataError
 class RetrievalSet:
     """A retrieval task. Queries without a positive judgement still count, with a score of zero.
 
-    Args:
-        name: Its name in tables.
-        query_ids: Their ids, in the order of `queries`.
-        queries: The texts of queries.
-        doc_ids: Their ids, in the order of `docs`.
-        docs: The texts of passages, with titles prepended.
-        qrels: Query id -> passage id -> grade; grades of zero and below are judged but not relevant.
-        query_prompt: Prepended to queries; None for the model's own prompt.
-        passage_prompt: Prepended to passages; None for the model's own prompt.
-        notes: The reader's notes, each with the task's name.
+    Ids are in the order of the texts, `qrels` is query id -> passage id -> grade (zero is not relevant). A prompt of
+    None is the model's own.
     """
 
     name: str
@@ -46,10 +38,8 @@ class RetrievalSet:
     def __post_init__(self) -> None:
         sides = {"queries": (self.query_ids, self.queries), "passages": (self.doc_ids, self.docs)}
         for what, (ids, texts) in sides.items():
-            if not len(texts):
-                raise DataError(f"{self.name}: a retrieval task needs queries and passages, found no {what}")
-            if not len(texts) == len(ids) == len(set(ids)):
-                raise DataError(f"{self.name}: {len(texts)} {what} have {len(set(ids))} distinct ids")
+            if not 0 < len(texts) == len(ids) == len(set(ids)):
+                raise DataError(f"{self.name}: found {len(texts)} {what} with {len(set(ids))} distinct ids")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -80,11 +70,7 @@ class RetrievalSet:
         )
 
     def sample_corpus(self, size: int, seed: int = 0) -> RetrievalSet:
-        """Return the same task with every judged passage and random others, `size` passages in all.
-
-        For selecting checkpoints, where searching millions of passages would cost more than training. Never for
-        reported scores, which would be too high.
-        """
+        """Return the task with judged passages and random others: to select checkpoints, not for reported scores."""
         if len(self.doc_ids) <= size:
             return self
         judged = {doc for grades in self.qrels.values() for doc in grades}
@@ -96,11 +82,7 @@ class RetrievalSet:
 
 
 def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
-    """Return a task of pairs: every distinct query against every distinct passage of the dataset.
-
-    A passage is relevant to the queries that it is a positive of. A format with a corpus gives a harder and more
-    realistic task.
-    """
+    """Return a task of pairs: every query against every passage. A format with a corpus gives a harder task."""
     docs: dict[str, str] = {}
     queries: dict[str, str] = {}
     qrels: dict[str, dict[str, int]] = {}
@@ -114,28 +96,23 @@ def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
 
 def guiding_half(name: str, dev: RowSet) -> RowSet:
     """Return the dev rows that may guide sampling."""
-    chosen = [row for row, anchor in enumerate(dev.rows["anchor"]) if _guides(anchor)]
-    if not chosen:
-        raise DataError(f"{name}: too small to be split in two halves ({len(dev)} rows)")
-    return dev.take(chosen, f"{dev.fingerprint}-guiding")
+    return dev.take(_half(name, dev.rows["anchor"], guides=True), f"{dev.fingerprint}-guiding")
 
 
 def selecting_half(dev: RetrievalSet) -> RetrievalSet:
     """Return the dev queries that may select a checkpoint: those that `guiding_half` leaves out."""
-    chosen = [place for place, query in enumerate(dev.queries) if not _guides(query)]
-    if not chosen:
-        raise DataError(f"{dev.name}: too small to be split in two halves ({len(dev.queries)} queries)")
-    return dev.take_queries(chosen)
+    return dev.take_queries(_half(dev.name, dev.queries, guides=False))
 
 
 def scoring_sample(dev: RetrievalSet, queries: int, passages: int, *, halves: bool) -> RetrievalSet:
     """Return a small task to compare models by: of the queries that may guide, if halves are kept apart."""
-    chosen = [place for place, query in enumerate(dev.queries) if _guides(query) or not halves]
-    if not chosen:
-        raise DataError(f"{dev.name}: too small to be split in two halves ({len(dev.queries)} queries)")
+    chosen = _half(dev.name, dev.queries, guides=True) if halves else list(range(len(dev.queries)))
     chosen = sorted(random.Random(0).sample(chosen, min(queries, len(chosen))))
     return dev.take_queries(chosen).sample_corpus(passages)
 
 
-def _guides(query: str) -> bool:
-    return text_key(query) % 2 == 0
+def _half(name: str, queries: Sequence[str], *, guides: bool) -> list[int]:
+    chosen = [place for place, query in enumerate(queries) if (text_key(query) % 2 == 0) == guides]
+    if not chosen:
+        raise DataError(f"{name}: too small to be split in two halves ({len(queries)} queries)")
+    return chosen

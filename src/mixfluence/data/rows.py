@@ -1,14 +1,12 @@
 """Training rows: an anchor, a positive, any number of negatives and perhaps teacher scores.
 
-Every format is converted to this shape once, into a memory-mapped Arrow file that is found again by the path, size and
-time of its input files and by the reader's options. Recipes import this module, so functions import Arrow themselves.
+Every format is converted to this shape once, into a memory-mapped Arrow file. Recipes import this module, so functions
+import Arrow themselves.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,16 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from mixfluence.data.cache import cached
 from mixfluence.errors import DataError
-from mixfluence.files import replacing, write_text
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from datasets import Dataset
     from numpy.typing import NDArray
-
-logger = logging.getLogger(__name__)
 
 # Small enough that long documents with many negatives stay below Arrow's 2 GiB of text per array.
 ROWS_PER_BATCH = 1_000
@@ -49,23 +45,23 @@ class Row(NamedTuple):
 class RowSet:
     """The rows of one dataset, a fingerprint of their content and the reader's notes for the user.
 
-    `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subsets` are the
-    datasets that the rows were selected from, if token ids are taken from there: clusters are not tokenised again.
+    `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subset` is where
+    a cluster's rows were selected from: it takes token ids from there instead of being tokenised itself.
     """
 
     rows: Dataset
     fingerprint: str
     notes: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
-    subsets: tuple[Subset, ...] = field(default=(), compare=False, repr=False)
+    subset: Subset | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def wholes(self) -> tuple[RowSet, ...]:
-        """The datasets that are tokenised for it."""
-        return tuple(subset.whole for subset in self.subsets) or (self,)
+    def whole(self) -> RowSet:
+        """The dataset that is tokenised for it."""
+        return self.subset.whole if self.subset else self
 
     def take(self, places: Sequence[int], fingerprint: str) -> RowSet:
         """Return the rows at these ascending places, under a fingerprint of their own."""
@@ -103,70 +99,43 @@ def arrow_schema() -> pa.Schema:
     return pa.schema(list(zip(Row._fields, types, strict=True)))
 
 
-def cache_root() -> Path:
-    """Return the folder of converted rows and token caches: `$MIXFLUENCE_CACHE` or the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mixfluence"
-    return Path(os.environ.get("MIXFLUENCE_CACHE", default))
-
-
 def convert_once(
     files: Sequence[Path], options: Mapping[str, Any], read: Callable[[list[str]], Iterable[Row]]
 ) -> RowSet:
     """Return the rows that `read` yields, from the cache if neither files nor options have changed.
 
-    Args:
-        files: Every file `read` opens; a change of size or time makes a new conversion.
-        options: What else determines the rows (format, split, content of a dataset without files), as JSON.
-        read: Yields the rows. It appends notes for the user to its argument; they are stored with the rows and
-            shown again by later runs.
+    `read` opens no other files. It appends notes for the user to its argument, which later runs show again.
     """
     from datasets import Dataset
 
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
-    path = cache_root() / "rows" / f"{xxhash.xxh3_128_hexdigest(key.encode())}.arrow"
-    if converted := _open(path):
-        return converted
-    notes: list[str] = []
-    write_rows(read(notes), path)
-    dataset = Dataset.from_file(str(path))
-    if len(dataset) == 0:
-        path.unlink()
-        raise DataError(f"{', '.join(map(str, files))}: contains no training rows")
-    content = fingerprint(dataset)
-    write_text(path.with_suffix(".json"), json.dumps({"fingerprint": content, "notes": notes}))
-    return RowSet(dataset, content, tuple(notes))
 
+    def build(folder: Path) -> None:
+        notes: list[str] = []
+        write_rows(read(notes), folder / "rows.arrow")
+        dataset = Dataset.from_file(str(folder / "rows.arrow"))
+        if len(dataset) == 0:
+            raise DataError(f"{', '.join(map(str, files))}: contains no training rows")
+        facts = {"fingerprint": fingerprint(dataset), "notes": notes}
+        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
-def _open(path: Path) -> RowSet | None:
-    """Return converted rows, or None if they do not exist or are damaged."""
-    from datasets import Dataset
+    def open_folder(folder: Path) -> RowSet:
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        dataset = Dataset.from_file(str(folder / "rows.arrow"))
+        return RowSet(dataset, facts["fingerprint"], tuple(facts["notes"]))
 
-    try:
-        facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        return RowSet(Dataset.from_file(str(path)), facts["fingerprint"], tuple(facts["notes"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s: damaged, converting the data again (%s)", path, error)
-        return None
+    return cached("rows", key, open_folder, build)
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """Stream rows into an Arrow file that appears under its name only when it is complete."""
+    """Stream rows into an Arrow file."""
     import pyarrow as pa
 
     iterator = iter(rows)
-    try:
-        with (
-            replacing(path) as temporary,
-            temporary.open("wb") as sink,
-            pa.ipc.new_stream(sink, arrow_schema()) as writer,
-        ):
-            while batch := list(islice(iterator, ROWS_PER_BATCH)):
-                writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
-    except OSError as error:  # of a full disk, without the name of the file
-        raise OSError(error.errno, os.strerror(error.errno or 0), error.filename or str(path)) from error
+    with path.open("wb") as sink, pa.ipc.new_stream(sink, arrow_schema()) as writer:
+        while batch := list(islice(iterator, ROWS_PER_BATCH)):
+            writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:

@@ -8,8 +8,7 @@ import json
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,6 @@ class FileSource(SourceSection):
 
     @property
     def on_disk(self) -> bool:
-        """Whether the path exists."""
         return self.path.exists()
 
     @field_validator("path")
@@ -86,33 +84,16 @@ class FileSource(SourceSection):
         return path
 
 
-@dataclass
-class Dropped:
-    """Counts what a reader leaves out of a total, and keeps a few examples; `what` is in the plural."""
-
-    source: str
-    what: str
-    total: int = 0
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, example: str) -> None:
-        """Count one that is left out."""
-        self.count += 1
-        if len(self.examples) < EXAMPLES_SHOWN:
-            self.examples.append(example)
-
-    def report(self, notes: list[str], limit: float = 1.0) -> None:
-        """Append a note if anything was left out; raise a `DataError` if its share exceeds `limit`."""
-        if not self.count:
-            return
-        amount, examples = f"{self.count} of {self.total} {self.what}", ", ".join(self.examples)
-        share = self.count / self.total
-        if share > limit:
-            raise DataError(
-                f"{self.source}: found {amount} ({share:.1%}), such as {examples}; expected at most {limit:.0%}"
-            )
-        notes.append(f"{self.source}: left out {amount}, such as {examples}")
+def note_dropped(
+    notes: list[str], source: object, what: str, dropped: Sequence[str], total: int, limit: float = 1.0
+) -> None:
+    """Append a note if anything was left out of a total; raise a `DataError` if its share exceeds `limit`."""
+    if not dropped:
+        return
+    found = f"{len(dropped)} of {total} {what}, such as {', '.join(dropped[:EXAMPLES_SHOWN])}"
+    if len(dropped) / total > limit:
+        raise DataError(f"{source}: found {found}; expected at most {limit:.0%}")
+    notes.append(f"{source}: left out {found}")
 
 
 def find_file(folder: Path, name: str) -> Path:
@@ -131,10 +112,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines.
-
-    Tables need a header. Quotes group text in `.csv` and are ordinary characters in `.tsv`.
-    """
+    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines."""
     match path.name.removesuffix(".gz").rpartition(".")[2]:
         case "parquet":
             return _read_parquet(path)

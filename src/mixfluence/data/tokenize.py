@@ -1,8 +1,7 @@
 """Tokenises text once, into memory-mapped files that later runs open.
 
-Every distinct text of a dataset is tokenised once per side (queries, documents) by the model's own `preprocess`, so
-that a batch from the cache equals the batch that sentence-transformers would have made. The key of a folder has the
-rows' content and everything that determines the ids: tokenizer, prompt and maximum length.
+Texts are tokenised by the model's own `preprocess`, so that a batch from the cache equals the batch that
+sentence-transformers would have made.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -28,8 +27,9 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mixfluence.data.cache import cached
 from mixfluence.data.rows import RowSet, text_key
-from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout, TokenTable, TokenWriter, cached
+from mixfluence.data.tokens import Ids, SelectedRows, TokenisedRows, TokenLayout, TokenTable, write_tables
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
@@ -39,16 +39,13 @@ CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
-# The ids of some texts in one array, and each text's length.
-Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Sides = dict[str, "Side"]
 Chunk = TypeVar("Chunk")
 # Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
 _shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
 
 
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """Instructions prepended to a dataset's queries and passages."""
 
     query: str = ""
@@ -60,8 +57,17 @@ class Tokeniser:
 
     def __init__(self, model: SentenceTransformer) -> None:
         self._model = model
-        definition = json.dumps(_tokenizer_definition(model), sort_keys=True)
-        self._definition = xxhash.xxh3_128_hexdigest(definition.encode())
+        tokenizer = model.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if hasattr(backend, "to_str"):
+            # With the truncation side but without lengths, which calls change.
+            own = {"padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}
+            definition = json.loads(backend.to_str()) | own
+        elif hasattr(tokenizer, "get_vocab"):
+            definition = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        else:
+            raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
+        self._definition = xxhash.xxh3_128_hexdigest(json.dumps(definition, sort_keys=True).encode())
         self._sides: dict[tuple[Task, str], Side] = {}
 
     def side(self, task: Task, prompt: str) -> Side:
@@ -72,11 +78,7 @@ class Tokeniser:
 
 
 class Side:
-    """Queries or documents: the tokenizer with a task and a prompt.
-
-    The layout is found by calling `preprocess` rather than by the model's class. The fingerprint differs if the same
-    text gives other ids, for whatever reason.
-    """
+    """The tokenizer with a task and a prompt; the fingerprint differs if the same text gives other ids."""
 
     def __init__(self, model: SentenceTransformer, task: Task, prompt: str, definition: str) -> None:
         self._model = model
@@ -124,54 +126,27 @@ class Side:
         return layout, ids[mask.bool()].tolist()
 
 
-def _tokenizer_definition(model: SentenceTransformer) -> dict[str, Any]:
-    """Return the fast tokenizer as JSON, with its truncation side but without lengths, which calls change."""
-    tokenizer = model.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        if not hasattr(tokenizer, "get_vocab"):
-            raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
-        return {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    definition: dict[str, Any] = json.loads(backend.to_str())
-    return {**definition, "padding": None, "truncation": getattr(tokenizer, "truncation_side", None)}
-
-
 def tokenise(rows: RowSet, tokeniser: Tokeniser, prompts: Prompts, advance: Advance = lambda _: None) -> TokenisedRows:
-    """Return a dataset's token ids, from the cache if it has them. For a list of texts use `tokenise_texts`.
-
-    Rows selected from other datasets take their ids from those, which are tokenised as a whole. `advance` is called
-    with numbers of finished rows, for a progress bar.
-    """
+    """Return a dataset's token ids, from the cache if it has them; `advance` gets numbers of finished rows."""
     query, document = tokeniser.side("query", prompts.query), tokeniser.side("document", prompts.document)
-    sides = {"query": query, "document": document}
-    if not rows.subsets:
-        return _tokenise(rows, sides, _key(rows, sides), advance)
-    subsets = []
-    for whole, places in rows.subsets:
-        key = _key(whole, sides)
-        tokenised = _shared.get(key)
-        if tokenised is None:
-            _shared[key] = tokenised = _tokenise(whole, sides, key, advance)
-        subsets.append((tokenised, places))
-    return SelectedRows(subsets)
+    whole = rows.whole
+    key = f"{ROWS_CACHE_VERSION}-{whole.fingerprint}-{query.fingerprint}-{document.fingerprint}"
+    tokenised = _shared.get(key) if rows.subset else None
+    if tokenised is None:
+        missing: list[Path] = []
 
+        def build(folder: Path) -> None:
+            missing.append(folder)
+            _build_rows(whole, {"query": query, "document": document}, advance, folder)
 
-def _key(rows: RowSet, sides: Sides) -> str:
-    return "-".join([str(ROWS_CACHE_VERSION), rows.fingerprint, *(side.fingerprint for side in sides.values())])
-
-
-def _tokenise(rows: RowSet, sides: Sides, key: str, advance: Advance) -> TokenisedRows:
-    tokenised, built = cached(key, TokenisedRows, partial(_build_rows, rows, sides, advance))
-    if not built:
-        advance(len(rows))
-    return tokenised
+        _shared[key] = tokenised = cached("tokens", key, TokenisedRows, build)
+        if not missing:
+            advance(len(whole))
+    return SelectedRows(tokenised, rows.subset.places) if rows.subset else tokenised
 
 
 def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
-    """Return the token ids of texts in their order, from the cache if it has them.
-
-    For rows of a training set use `tokenise`, for texts that are encoded only once `tokenise_unkept`.
-    """
+    """Return the token ids of texts in their order, from the cache if it has them. For rows use `tokenise`."""
     digest = xxhash.xxh3_128()
     for text in texts:
         content = text.encode()
@@ -179,11 +154,11 @@ def tokenise_texts(texts: Sequence[str], side: Side) -> TokenTable:
         digest.update(content)
     key = f"texts-{TEXTS_CACHE_VERSION}-{digest.hexdigest()}-{side.fingerprint}"
     open_table = partial(TokenTable.open, side="text", layout=side.layout)
-    return cached(key, open_table, partial(_build_texts, texts, side))[0]
+    return cached("tokens", key, open_table, partial(_build_texts, texts, side))
 
 
 def tokenise_unkept(texts: Sequence[str], side: Side) -> TokenTable:
-    """Return the token ids of texts without the cache, on this core; for texts of later runs use `tokenise_texts`."""
+    """Return the token ids of texts that are encoded only once, without the cache."""
     ids, lengths = side.tokenise(list(texts))
     return TokenTable(side.layout, np.cumsum([0, *lengths]), ids)
 
@@ -199,31 +174,24 @@ def in_parallel(count: int, work: Callable[[int], Chunk]) -> DataLoader[Chunk]:
         num_workers=workers if parallel else 0,
         multiprocessing_context="fork" if parallel else None,
         collate_fn=work,  # type: ignore[arg-type]  # called in the workers, with a number
-        worker_init_fn=_disable_tokenizer_threads,
+        # Threads of the tokenizers library do not survive a fork.
+        worker_init_fn=lambda _: os.environ.update(TOKENIZERS_PARALLELISM="false"),
         # Its own generator, so that filling the cache does not change the dropout masks of the run.
         generator=torch.Generator(),
     )
 
 
-def _disable_tokenizer_threads(worker: int) -> None:
-    # Threads of the tokenizers library do not survive a fork.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
 def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
-    def tokenise_chunk(number: int) -> Ids:
+    def tokenise_chunk(number: int) -> dict[str, Ids]:
         start = number * TEXTS_PER_CHUNK
-        return side.tokenise(list(texts[start : start + TEXTS_PER_CHUNK]))
+        return {"text": side.tokenise(list(texts[start : start + TEXTS_PER_CHUNK]))}
 
-    writer = TokenWriter(folder, "text")
-    for ids, lengths in in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk):
-        writer.add(ids, lengths)
-    writer.close()
+    write_tables(folder, in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk))
 
 
 def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> None:
     """Number the distinct texts in a first pass, and tokenise each once in a second."""
-    facts, first, starts = _number_texts(rows.rows, folder)
+    first, starts = _number_texts(rows.rows, folder)
 
     def tokenise_chunk(number: int) -> dict[str, Ids]:
         """Tokenise the texts that occur first in these rows."""
@@ -235,59 +203,44 @@ def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> N
             name: side.tokenise(list(compress(texts[name], first[name][spans[name]]))) for name, side in sides.items()
         }
 
-    writers = {name: TokenWriter(folder, name) for name in sides}
-    for number, chunk in enumerate(in_parallel(math.ceil(len(rows) / ROWS_PER_CHUNK), tokenise_chunk)):
-        for name, (ids, lengths) in chunk.items():
-            writers[name].add(ids, lengths)
-        advance(min(ROWS_PER_CHUNK, len(rows) - number * ROWS_PER_CHUNK))
-    for writer in writers.values():
-        writer.close()
-    facts |= {name: asdict(side.layout) for name, side in sides.items()}
-    (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
+    def chunks() -> Iterator[dict[str, Ids]]:
+        for number, chunk in enumerate(in_parallel(math.ceil(len(rows) / ROWS_PER_CHUNK), tokenise_chunk)):
+            yield chunk
+            advance(min(ROWS_PER_CHUNK, len(rows) - number * ROWS_PER_CHUNK))
+
+    write_tables(folder, chunks())
+    layouts = {name: asdict(side.layout) for name, side in sides.items()}
+    (folder / "manifest.json").write_text(json.dumps(layouts), encoding="utf-8")
 
 
-def _number_texts(
-    rows: Dataset, folder: Path
-) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]], NDArray[np.int64]]:
-    """Save the distinct texts of each row; return counts, the texts' first occurrences and the passages' starts."""
+def _number_texts(rows: Dataset, folder: Path) -> tuple[dict[str, NDArray[np.bool_]], NDArray[np.int64]]:
+    """Save which texts each row has; return the texts' first occurrences and the passages' starts."""
     keys: dict[str, list[NDArray[np.uint64]]] = {"anchor": [], "passage": []}
     sizes: list[NDArray[np.int64]] = []
     scores: list[NDArray[np.float32]] = []
     for number, batch in enumerate(rows.iter(ROWS_PER_CHUNK)):
-        keys["anchor"].append(_text_keys(batch["anchor"]))
-        keys["passage"].append(_text_keys(_passages(batch)))
+        for stem, texts in ("anchor", batch["anchor"]), ("passage", _passages(batch)):
+            keys[stem].append(np.fromiter(map(text_key, texts), np.uint64, len(texts)))
         sizes.append(np.array([1 + len(negatives) for negatives in batch["negatives"]], np.int64))
         scores.append(_flat_scores(batch["scores"], sizes[-1], number * ROWS_PER_CHUNK))
     starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
-    numbers, first = {}, {}
+    first = {}
     for stem, side in ("anchor", "query"), ("passage", "document"):
         found = np.concatenate(keys[stem])
         _, firsts, inverse = np.unique(found, return_index=True, return_inverse=True)
-        # Distinct texts are numbered in order of first occurrence.
-        numbers[stem] = np.argsort(np.argsort(firsts)).astype(np.int32)[inverse]
         first[side] = np.isin(np.arange(len(found)), firsts)
         np.save(folder / f"{stem}_keys.npy", found)
-        np.save(folder / f"{stem}s.npy", numbers[stem])
+        # Distinct texts are numbered in order of first occurrence.
+        np.save(folder / f"{stem}s.npy", np.argsort(np.argsort(firsts)).astype(np.int32)[inverse])
     np.save(folder / "passage_starts.npy", starts)
-    has_scores = any(np.isfinite(part).any() for part in scores)
-    if has_scores:
+    if any(np.isfinite(part).any() for part in scores):
         np.save(folder / "scores.npy", np.concatenate(scores))
-    facts = {
-        "distinct_positives": len(np.unique(numbers["passage"][starts[:-1]])),
-        "least_negatives": min(int(part.min()) for part in sizes) - 1,
-        "most_negatives": max(int(part.max()) for part in sizes) - 1,
-        "has_scores": has_scores,
-    }
-    return facts, first, starts
+    return first, starts
 
 
 def _passages(batch: dict[str, list[Any]]) -> list[str]:
     columns = zip(batch["positive"], batch["negatives"], strict=True)
     return [text for positive, negatives in columns for text in (positive, *negatives)]
-
-
-def _text_keys(texts: list[str]) -> NDArray[np.uint64]:
-    return np.fromiter(map(text_key, texts), np.uint64, len(texts))
 
 
 def _flat_scores(scores: list[list[float]], sizes: NDArray[np.int64], start: int) -> NDArray[np.float32]:

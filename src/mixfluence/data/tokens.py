@@ -1,4 +1,4 @@
-"""Token ids in memory-mapped files: tables of texts, datasets of rows, and the cache that holds them.
+"""Token ids in memory-mapped files: tables of texts, and datasets of rows.
 
 A row is an anchor and a sequence of passages, the positive first. Equal texts are stored once and identified by a key,
 so that batches can be kept free of texts that would be false negatives.
@@ -7,48 +7,28 @@ so that batches can be kept free of texts that would be false negatives.
 from __future__ import annotations
 
 import json
-import logging
-import os
-import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
-from mixfluence.data.rows import cache_root
-
-if sys.platform != "win32":
-    import fcntl
-
-logger = logging.getLogger(__name__)
-
-BUILDING = "building-"
-# A process that is still building has written something since.
-ABANDONED_AFTER_SECONDS = 86_400.0
-DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
 Positions = NDArray[np.int64]
+# The ids of some texts in one array, and each text's length.
+Ids = tuple[NDArray[np.int32], NDArray[np.int64]]
 Places = NDArray[np.integer[Any]]
-Opened = TypeVar("Opened")
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """How one side of a model takes its token ids.
+    """How one side of a model takes its token ids: as a padded matrix with a mask, or as a flat sequence with offsets.
 
-    Attributes:
-        padded: A padded matrix with an attention mask, as for transformers; otherwise one flat sequence with the
-            offset of each text, as for static embeddings.
-        zeros: Further inputs of the matrix's shape that are zero for a single text (token types).
-        constants: Features that are the same for every batch (task, modality, length of the prompt).
+    `zeros` are further inputs of the matrix's shape that are zero for a single text (token types), `constants` are
+    the same for every batch (task, modality, length of the prompt).
     """
 
     padded: bool
@@ -87,15 +67,12 @@ class TokenTable:
 
     @classmethod
     def open(cls, folder: Path, side: str, layout: TokenLayout) -> TokenTable:
-        """Map the files that a `TokenWriter` has written."""
-        starts: NDArray[np.int64] = _open(folder / f"{side}_starts.npy")
+        """Map the files that `write_tables` has written."""
+        starts: NDArray[np.int64] = open_array(folder / f"{side}_starts.npy")
         # numpy cannot map an empty file, and empty texts have no tokens on a static model.
         path, count = folder / f"{side}_ids.bin", int(starts[-1])
         ids = np.memmap(path, np.int32, "r", shape=(count,)).view(np.ndarray) if count else np.empty(0, np.int32)
         return cls(layout, starts, ids)
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -108,33 +85,22 @@ class TokenTable:
         return [self._ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-class TokenWriter:
-    """Writes the files of a `TokenTable`."""
-
-    def __init__(self, folder: Path, side: str) -> None:
-        self._ids = (folder / f"{side}_ids.bin").open("wb")
-        self._starts = folder / f"{side}_starts.npy"
-        self._lengths = [np.zeros(1, np.int64)]
-
-    def add(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> None:
-        """Append texts: the ids of all of them, and the length of each."""
-        ids.tofile(self._ids)
-        self._lengths.append(lengths)
-
-    def close(self) -> None:
-        """Write the rest."""
-        self._ids.close()
-        np.save(self._starts, np.cumsum(np.concatenate(self._lengths), dtype=np.int64))
+def write_tables(folder: Path, chunks: Iterable[Mapping[str, Ids]]) -> None:
+    """Write the files of a `TokenTable` for each side; a chunk has some texts of every side."""
+    lengths: dict[str, list[NDArray[np.int64]]] = {}
+    for chunk in chunks:
+        for side, (ids, own) in chunk.items():
+            lengths.setdefault(side, [np.zeros(1, np.int64)]).append(own)
+            with (folder / f"{side}_ids.bin").open("ab") as file:
+                ids.tofile(file)
+    for side, found in lengths.items():
+        np.save(folder / f"{side}_starts.npy", np.cumsum(np.concatenate(found), dtype=np.int64))
 
 
 class TokenisedRows:
     """A dataset as token ids, which training reads instead of text.
 
-    Attributes:
-        queries: Token ids of the anchors; `anchors` has the number of each row's.
-        documents: Token ids of positives and negatives.
-        distinct_positives: How many different positives there are; a batch cannot have more rows.
-        least_negatives: Negatives of the row that has fewest; `most_negatives` likewise.
+    `queries` and `documents` have the distinct texts, `anchors` the position of each row's anchor in `queries`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,17 +108,14 @@ class TokenisedRows:
         facts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.queries = TokenTable.open(folder, "query", TokenLayout(**facts["query"]))
         self.documents = TokenTable.open(folder, "document", TokenLayout(**facts["document"]))
-        self.distinct_positives: int = facts["distinct_positives"]
-        self.least_negatives: int = facts["least_negatives"]
-        self.most_negatives: int = facts["most_negatives"]
-        self.has_scores: bool = facts["has_scores"]
-        self.anchors: Places = _open(folder / "anchors.npy")
-        self._passages: Places = _open(folder / "passages.npy")
-        self._starts: Positions = _open(folder / "passage_starts.npy")
+        self.anchors: Places = open_array(folder / "anchors.npy")
+        self._passages: Places = open_array(folder / "passages.npy")
+        self._starts: Positions = open_array(folder / "passage_starts.npy")
         # By row, not by distinct text: one lookup per text of a batch instead of two, each a cache miss.
-        self._anchor_keys: NDArray[np.uint64] = _open(folder / "anchor_keys.npy")
-        self._passage_keys: NDArray[np.uint64] = _open(folder / "passage_keys.npy")
-        self._scores: NDArray[np.float32] | None = _open(folder / "scores.npy") if self.has_scores else None
+        self._anchor_keys: NDArray[np.uint64] = open_array(folder / "anchor_keys.npy")
+        self._passage_keys: NDArray[np.uint64] = open_array(folder / "passage_keys.npy")
+        scores = folder / "scores.npy"
+        self._scores: NDArray[np.float32] | None = open_array(scores) if scores.exists() else None
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -161,11 +124,27 @@ class TokenisedRows:
         # Loader workers open the files themselves instead of receiving a copy.
         return TokenisedRows, (self._folder,)
 
-    def candidates(self, rows: Positions, negatives: int) -> tuple[Places, NDArray[np.float32]]:
-        """Return each row's positive and its first `negatives` negatives, with the teacher's scores.
+    @property
+    def has_scores(self) -> bool:
+        return self._scores is not None
 
-        A short list of negatives is repeated. A row without any borrows the positives of the next rows of the batch,
-        which are its in-batch negatives anyway. Missing scores are NaN.
+    @cached_property
+    def distinct_positives(self) -> int:
+        """How many different positives there are; a batch cannot have more rows."""
+        return len(np.unique(self._passage_keys[self._starts[:-1]]))
+
+    @cached_property
+    def least_negatives(self) -> int:
+        return int(np.diff(self._starts).min()) - 1
+
+    @cached_property
+    def most_negatives(self) -> int:
+        return int(np.diff(self._starts).max()) - 1
+
+    def candidates(self, rows: Positions, negatives: int) -> tuple[Places, NDArray[np.float32]]:
+        """Return each row's positive and its first `negatives` negatives, with the teacher's scores or NaN.
+
+        A short list of negatives is repeated. A row without any borrows the positives of the next rows of the batch.
         """
         starts = self._starts[rows]
         counts = self._starts[rows + 1] - starts - 1
@@ -195,133 +174,24 @@ class TokenisedRows:
 
 
 class SelectedRows(TokenisedRows):
-    """Some rows of datasets that are tokenised alike, used like a dataset; their token ids are not copied."""
+    """Some rows of a tokenised dataset, used like a dataset; their token ids are not copied."""
 
-    def __init__(self, subsets: Sequence[tuple[TokenisedRows, Positions]]) -> None:
-        self._subsets = subsets
-        wholes = [whole for whole, _ in subsets]
-        self.queries = JoinedTable([whole.queries for whole in wholes])
-        self.documents = JoinedTable([whole.documents for whole in wholes])
-        sizes = [whole._starts[rows + 1] - whole._starts[rows] for whole, rows in subsets]
-        self._starts = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
-        # For each dataset, the places of the selected rows' passages.
-        places = [
-            np.repeat(whole._starts[rows + 1] - np.cumsum(own), own) + np.arange(own.sum())
-            for (whole, rows), own in zip(subsets, sizes, strict=True)
-        ]
-        chosen = list(zip(wholes, places, self.documents.offsets, strict=True))
-        anchors = zip(subsets, self.queries.offsets, strict=True)
-        self.anchors = np.concatenate([whole.anchors[rows] + offset for (whole, rows), offset in anchors])
-        self._anchor_keys = np.concatenate([whole._anchor_keys[rows] for whole, rows in subsets])
-        self._passages = np.concatenate([whole._passages[own] + offset for whole, own, offset in chosen])
-        self._passage_keys = np.concatenate([whole._passage_keys[own] for whole, own, _ in chosen])
-        unknown = np.float32(np.nan)
-        scores = np.concatenate(
-            [np.full(len(own), unknown) if whole._scores is None else whole._scores[own] for whole, own, _ in chosen]
-        )
-        self.has_scores = bool(np.isfinite(scores).any())
-        self._scores = scores if self.has_scores else None
-        self.distinct_positives = len(np.unique(self._passage_keys[self._starts[:-1]]))
-        self.least_negatives = min(int(own.min()) for own in sizes) - 1
-        self.most_negatives = max(int(own.max()) for own in sizes) - 1
+    def __init__(self, whole: TokenisedRows, rows: Positions) -> None:
+        self._selection = whole, rows
+        self.queries, self.documents = whole.queries, whole.documents
+        sizes = whole._starts[rows + 1] - whole._starts[rows]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        places = np.repeat(whole._starts[rows] - self._starts[:-1], sizes) + np.arange(self._starts[-1])
+        self.anchors, self._anchor_keys = whole.anchors[rows], whole._anchor_keys[rows]
+        self._passages, self._passage_keys = whole._passages[places], whole._passage_keys[places]
+        self._scores = None if whole._scores is None else whole._scores[places]
+        if self._scores is not None and not np.isfinite(self._scores).any():
+            self._scores = None
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
-        return SelectedRows, (self._subsets,)
+        return SelectedRows, self._selection
 
 
-class JoinedTable(TokenTable):
-    """Several tables read as one; a text's position is that in its own table plus the table's offset."""
-
-    def __init__(self, tables: Sequence[TokenTable]) -> None:
-        self.layout = tables[0].layout
-        self.offsets: list[int] = np.cumsum([0, *map(len, tables)])[:-1].tolist()
-        self._tables = tables
-
-    def __len__(self) -> int:
-        return sum(map(len, self._tables))
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each text."""
-        return np.concatenate([table.lengths for table in self._tables])
-
-    def token_ids(self, positions: Places) -> list[NDArray[np.int32]]:
-        """Return the token ids of the texts at these positions."""
-        found = [np.empty(0, np.int32)] * len(positions)
-        owners = np.searchsorted(self.offsets, positions, side="right") - 1
-        for owner in np.unique(owners).tolist():
-            chosen = np.flatnonzero(owners == owner)
-            own = self._tables[owner].token_ids(positions[chosen] - self.offsets[owner])
-            for place, ids in zip(chosen.tolist(), own, strict=True):
-                found[place] = ids
-        return found
-
-
-def cached(key: str, open_folder: Callable[[Path], Opened], build: Callable[[Path], object]) -> tuple[Opened, bool]:
-    """Return the content of a cached folder, and whether this call has built it.
-
-    The key names everything that the content depends on. A folder that cannot be read is built again.
-    """
-    name = xxhash.xxh3_128_hexdigest(key.encode())
-    folder = cache_root() / "tokens" / name
-    if folder.exists():
-        with suppress(*DAMAGE):
-            return open_folder(folder), False
-    with _one_process(cache_root() / "locks" / name):
-        if folder.exists():
-            try:
-                return open_folder(folder), False
-            except DAMAGE as error:
-                logger.warning("%s: damaged, tokenising again (%s)", folder, error)
-                shutil.rmtree(folder, ignore_errors=True)
-        _build(folder, build)
-        return open_folder(folder), True
-
-
-@contextmanager
-def _one_process(file: Path) -> Iterator[None]:
-    """Wait for other processes that build the same folder.
-
-    Without locks, as on Windows and some network disks, each process builds it. The lock is the system's own: the
-    library filelock would fall back to a lock file, which outlives a killed run on another machine.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as handle:
-        with suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("waiting for another process that tokenises the same texts")
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            # Explicitly, because forked workers keep the file open.
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _build(folder: Path, build: Callable[[Path], object]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{BUILDING}*"):  # unfinished folders of killed processes
-        with suppress(OSError):  # another process may delete it too
-            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
-            if written < time.time() - ABANDONED_AFTER_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder.parent))
-    try:
-        build(temporary)
-        os.rename(temporary, folder)
-    except OSError:
-        if not folder.exists():  # without a lock, another process may have finished it first
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _open(path: Path) -> Any:
-    # As a plain array: slicing numpy's memmap class is several times slower.
+def open_array(path: Path) -> Any:
+    """Map an array, as a plain one: slicing numpy's memmap class is several times slower."""
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)

@@ -1,7 +1,4 @@
-"""Evaluation: exact search, trec_eval measures, BM25, checkpoint selection and significance tests.
-
-Only modules that do not load torch are imported here, so that comparing run folders stays fast.
-"""
+"""Exact search, trec_eval measures, BM25, checkpoint selection, significance tests. Imported without torch."""
 
 from mixfluence.evaluation.results import MEASURES, Evaluation, read_evaluation, score_rankings, write_evaluation
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import Row, RowSet, rows_in_memory
-from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation.results import read_rows, score_rankings, write_rows
 
 if TYPE_CHECKING:
@@ -29,13 +30,11 @@ class DevQuery:
     """One dev query, ranked against the positives of all ranked dev queries. Long texts are truncated.
 
     Args:
-        query: Its text.
         positive: The relevant passage; of several the one with the best rank.
         other: The passage with the best rank that is not relevant; empty if there is none.
         rank: The rank of `positive`, from 1.
-        among: How many passages were ranked.
-        margin: The cosine of `positive` minus that of `other`; positive if the rank is 1.
-        ndcg: NDCG@10, from 0 to 1.
+        among: Number of passages ranked.
+        margin: The cosine of `positive` minus that of `other`.
     """
 
     query: str
@@ -43,8 +42,8 @@ class DevQuery:
     other: str
     rank: int
     among: int
-    margin: float
-    ndcg: float
+    margin: FiniteFloat
+    ndcg: Annotated[float, Field(ge=0, le=1)]
 
 
 def rank_dev_sets(
@@ -57,9 +56,8 @@ def rank_dev_sets(
 ) -> None:
     """Rank the first 1,000 rows of each dev set and write `<folder>/<dataset>.jsonl`.
 
-    The corpus is only the positives of these rows, so that scores are higher than on a full corpus: they compare the
-    queries of a set, not models. For scores to report use `evaluate`. `prompts` are the query and passage prompt of
-    each dataset; None for the model's own, as in testing.
+    The corpus is only the positives of these rows, so that scores compare the queries of a set, not models; for those
+    use `evaluate`. `prompts` are the query and passage prompt of each dataset; None for the model's own.
     """
     for name, rows in dev.items():
         query_prompt, passage_prompt = prompts[name]
@@ -75,11 +73,9 @@ def rank_dev_sets(
 def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
     """Rank all passages of a small task for each query. Every query must have a relevant passage."""
     # Imported late: reading dev queries must not load torch.
-    from mixfluence.evaluation.retrieval import encode_task, exact_search
+    from mixfluence.evaluation.retrieval import encode_task, search_finite
 
-    scores, positions = exact_search(*encode_task(model, task, batch_size=batch_size), len(task.docs))
-    if not scores.isfinite().all():
-        raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
+    scores, positions = search_finite(task, *encode_task(model, task, batch_size=batch_size), len(task.docs))
     # Scored by position, not by cosine, so that ties have the same order in NDCG as in the rank.
     rankings = {
         query: {task.doc_ids[doc]: -float(place) for place, doc in enumerate(best)}
@@ -91,21 +87,13 @@ def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: 
 
 
 def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -> Path:
-    """Write `<folder>/<dataset>.jsonl`, one line per query, and return that path."""
+    """Write `<folder>/<dataset>.jsonl`, one line per query."""
     return write_rows(map(asdict, queries), dataset, folder)
 
 
 def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
     """Read a file of `write_dev_queries`: the name of the dev set and its queries."""
-    return read_rows(path, _parse)
-
-
-def _parse(row: Any) -> DevQuery:
-    query, positive, other = (str(row[name]) for name in ("query", "positive", "other"))
-    rank, among, margin, ndcg = int(row["rank"]), int(row["among"]), float(row["margin"]), float(row["ndcg"])
-    if not (math.isfinite(margin) and 0 <= ndcg <= 1):
-        raise ValueError(f"margin {margin} and NDCG {ndcg}")
-    return DevQuery(query, positive, other, rank, among, margin, ndcg)
+    return read_rows(path, lambda row: DevQuery(**row))
 
 
 def _describe(task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float) -> DevQuery:

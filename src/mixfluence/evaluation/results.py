@@ -1,7 +1,4 @@
-"""Per-query measures of trec_eval, and the files that keep them.
-
-Importing this module does not load torch, so that comparing runs stays fast.
-"""
+"""Per-query measures of trec_eval, and the files that keep them. Does not load torch, so that `compare` is fast."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ import pytrec_eval
 
 from mixfluence.errors import DataError
 from mixfluence.files import write_text
+from mixfluence.runs import read_bytes
 
 Parsed = TypeVar("Parsed")
 _SUFFIX = ".jsonl"
@@ -42,7 +40,7 @@ class Evaluation:
         return fmean(scores[measure] for scores in self.per_query.values())
 
     def summary(self) -> dict[str, float]:
-        """Average each of `MEASURES` over the queries."""
+        """Average each of `MEASURES`."""
         return {measure: self.mean(measure) for measure in MEASURES}
 
 
@@ -55,29 +53,22 @@ def score_rankings(
 
     As in trec_eval, gains are linear in the grade and ties (in float32) are ordered by descending passage id. A query
     without hits or without a relevant passage scores zero; trec_eval leaves out queries without hits, which raises
-    the mean.
-
-    Args:
-        rankings: Query id -> passage id -> score.
-        qrels: Query id -> passage id -> grade; only grades above zero are relevant.
-        query_ids: The queries to score; by default those of `qrels`.
+    the mean. Only grades above zero are relevant. By default the queries of `qrels` are scored.
     """
     judged = {query: dict(grades) for query, grades in qrels.items()}
     retrieved = {query: dict(hits) for query, hits in rankings.items()}
     found = pytrec_eval.RelevanceEvaluator(judged, set(_TREC_NAMES.values())).evaluate(retrieved)
-    return {query: _scores(found.get(query, {})) for query in (judged if query_ids is None else query_ids)}
-
-
-def _scores(found: Mapping[str, float]) -> dict[str, float]:
-    scores = {name: found.get(trec_name, 0.0) for name, trec_name in _TREC_NAMES.items()}
-    # trec_eval's reciprocal rank has no cutoff; below rank 10 it is less than 1/10.
-    if scores["mrr@10"] < 1 / 10:
-        scores["mrr@10"] = 0.0
+    scores = {}
+    for query in judged if query_ids is None else query_ids:
+        scores[query] = {name: found.get(query, {}).get(trec, 0.0) for name, trec in _TREC_NAMES.items()}
+        # trec_eval's reciprocal rank has no cutoff; below rank 10 it is less than 1/10.
+        if scores[query]["mrr@10"] < 1 / 10:
+            scores[query]["mrr@10"] = 0.0
     return scores
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
-    """Write the per-query scores to `<folder>/<dataset>.jsonl` and return that path."""
+    """Write the per-query scores to `<folder>/<dataset>.jsonl`."""
     rows = ({"query_id": query, **scores} for query, scores in evaluation.per_query.items())
     return write_rows(rows, evaluation.dataset, folder)
 
@@ -95,10 +86,7 @@ def _score(value: float) -> float:
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], dataset: str, folder: Path) -> Path:
-    """Write `<folder>/<dataset>.jsonl` atomically, one line per row, and return that path.
-
-    The name is percent-encoded, so that no dataset name can point outside the folder.
-    """
+    """Write `<folder>/<dataset>.jsonl` atomically; the name is percent-encoded and cannot leave the folder."""
     path = folder / (quote(dataset, safe="") + _SUFFIX)
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -107,15 +95,11 @@ def write_rows(rows: Iterable[Mapping[str, Any]], dataset: str, folder: Path) ->
 def read_rows(path: Path, parse: Callable[[Any], Parsed]) -> tuple[str, list[Parsed]]:
     """Read a file of `write_rows`: the name of the dataset and the parsed rows. DataError if any line is damaged."""
     rows = []
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    rows.append(parse(json.loads(line)))
-                except (ValueError, KeyError, TypeError, OverflowError) as problem:
-                    raise DataError(f"{path}:{number}: damaged line ({problem!r})") from problem
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        try:
+            rows.append(parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError, OverflowError) as problem:
+            raise DataError(f"{path}:{number}: damaged line ({' '.join(repr(problem).split())})") from problem
     if not rows:
         raise DataError(f"{path}: contains no queries")
     return unquote(path.name.removesuffix(_SUFFIX)), rows

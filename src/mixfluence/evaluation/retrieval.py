@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
@@ -33,56 +33,53 @@ def evaluate(
 
     Text lengths are the `query_length` and `document_length` of the model's Transformer module; prompts are those of
     the task, else the model's. Module modes and random states are preserved. With `k` below 100, recall@100 and
-    map@100 become those of the first k. For existing embeddings use `score_embeddings`; to select checkpoints during
-    training, `DevEvaluator`.
+    map@100 become those of the first k. To select checkpoints during training use `DevEvaluator`.
     """
-    queries, passages = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
-    return score_embeddings(task, queries, passages, k)
+    embeddings = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
+    return score_task(task, rank_embeddings(task, *embeddings, k))
+
+
+def score_task(task: RetrievalSet, rankings: Mapping[str, Ranking]) -> Evaluation:
+    """Score rankings of a task, such as those of `rank_bm25`."""
+    return Evaluation(task.name, score_rankings(rankings, task.qrels, task.query_ids))
 
 
 def encode_task(
     model: SentenceTransformer, task: RetrievalSet, *, batch_size: int, show_progress: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised embeddings of the queries and the passages of a task, on the model's device.
-
-    Texts are tokenised once, on all cores, and kept in the token cache.
-    """
+    """Return normalised embeddings of queries and passages, on the model's device; token ids are cached."""
     encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
     texts = {"query": task.queries, "document": task.docs}
     vectors = []
     for kind, encoder in encoders.items():
-        prepared = encoder.prepare(texts[kind], tokenise_texts)
+        prepared = tokenise_texts(texts[kind], encoder.side)
         vectors.append(encoder.encode(prepared, batch_size=batch_size, show_progress=show_progress))
     queries, passages = vectors
     return queries, passages
 
 
-def score_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> Evaluation:
-    """Search existing embeddings, one row per query and passage of the task, and score every query.
+def rank_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> dict[str, Ranking]:
+    """Rank the passages of a task by their embeddings; refuse embeddings that are not finite."""
+    scores, positions = search_finite(task, queries, passages, k + 1)
+    return _build_rankings(task, scores.tolist(), positions.tolist(), k)
 
-    `evaluate` computes them from a model first.
-    """
-    if (len(queries), len(passages)) != (len(task.query_ids), len(task.doc_ids)):
-        raise ValueError(
-            f"{task.name}: expected embeddings of {len(task.query_ids)} queries and {len(task.doc_ids)} passages, "
-            f"found {len(queries)} and {len(passages)}"
-        )
-    scores, positions = exact_search(queries, passages, k + 1)
+
+def search_finite(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return `exact_search` of a task; refuse embeddings that are not finite."""
+    scores, positions = exact_search(queries, passages, k)
     # NaN sorts first, so that a single such passage is found here.
     if not scores.isfinite().all():
         raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
-    rankings = _build_rankings(task, scores.tolist(), positions.tolist(), k)
-    return Evaluation(task.name, score_rankings(rankings, task.qrels, task.query_ids))
+    return scores, positions
 
 
 @torch.no_grad()
 def exact_search(
     queries: Tensor, corpus: Tensor, k: int, chunk: int = 65536, query_chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores and positions of the `k` rows of `corpus` with the largest inner product for each query.
+    """Return scores and positions [q, min(k, n)] of the rows of `corpus` with the largest inner products, best first.
 
-    Embeddings [q, d] and [n, d] may have any floating type; products are taken in float32, on their device. At most
-    `query_chunk` x `chunk` scores exist at a time. The results are both [q, min(k, n)], best first.
+    Products are taken in float32, on the device of the embeddings; `query_chunk` x `chunk` scores exist at a time.
     """
     with _full_float32(), torch.autocast(queries.device.type, enabled=False):
         found = [_search_block(block.float(), corpus, k, chunk) for block in torch.split(queries, query_chunk)]
@@ -107,8 +104,7 @@ def _search_block(queries: Tensor, corpus: Tensor, k: int, chunk: int) -> tuple[
 def _full_float32() -> Iterator[None]:
     """Disable TF32 and bf16 in float32 products, which would turn different scores into ties.
 
-    Torch 2.9 changed the interface of this setting, and reading the old one raises once the Trainer's `tf32=True` has
-    set the new one.
+    Torch 2.9 changed the interface; reading the old one raises once the Trainer's `tf32=True` has set the new one.
     """
     backends: Any = torch.backends  # mypy does not know its attributes
     if not hasattr(backends, "fp32_precision"):
@@ -131,11 +127,10 @@ def _full_float32() -> Iterator[None]:
 
 
 def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
-    """Rank the passages of a task by BM25, for `score_rankings`; for a model use `evaluate`.
+    """Rank the passages of a task by BM25, for `score_task`; for a model use `evaluate`.
 
-    Uses the defaults of bm25s: Lucene's formula with k1 1.5 and b 0.75, lower-cased words of at least two characters,
-    English stop words removed, no stemming. Not meaningful for languages written without spaces. Passages that share
-    no word with the query are not returned.
+    Uses the defaults of bm25s: Lucene's formula with k1 1.5 and b 0.75, English stop words removed, no stemming. Not
+    meaningful for languages written without spaces. Passages that share no word with the query are not returned.
     """
     # If jax is installed, bm25s imports it, and jax reserves three quarters of the GPU's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -156,10 +151,10 @@ def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
 def _build_rankings(
     task: RetrievalSet, scores: Sequence[Sequence[float]], positions: Sequence[Sequence[int]], k: int
 ) -> dict[str, Ranking]:
-    """Return the first `k` hits of each query.
+    """Return the first `k` of k + 1 hits of each query.
 
     As in BEIR, a passage with the id of the query is removed, for sets whose queries are also passages. It is kept if
-    it is judged relevant, because other sets use one id for a question and its answer. Search k + 1 hits to keep k.
+    it is judged relevant, because other sets use one id for a question and its answer.
     """
     rankings: dict[str, Ranking] = {}
     removed = 0
@@ -174,10 +169,9 @@ def _build_rankings(
 
 
 class DevEvaluator(BaseEvaluator):
-    """Scores dev sets during training, for `metric_for_best_model="eval_ndcg@10"`.
+    """Scores dev sets during training, all with the same weight, for `metric_for_best_model="eval_ndcg@10"`.
 
-    Dev sets are weighted equally. Use sets with a sampled corpus (`RetrievalSet.sample_corpus`) here, and `evaluate`
-    on the full corpus for final scores.
+    Use sets with a sampled corpus (`RetrievalSet.sample_corpus`); for final scores use `evaluate`.
     """
 
     def __init__(self, tasks: Sequence[RetrievalSet], *, batch_size: int = 64) -> None:

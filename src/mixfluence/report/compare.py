@@ -18,8 +18,6 @@ LEVEL = 0.05
 TestName = Literal["t", "randomisation"]
 TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
-# Less is not a cost to divide by.
-LEAST_HOURS = 1e-9
 _UNITS = {"hours": 1, "minutes": 60, "seconds": 3600}
 # Keys that affect neither results nor cost.
 _INCIDENTAL = {"training.log_every", "training.save_every"}
@@ -27,12 +25,9 @@ _INCIDENTAL = {"training.log_every", "training.save_every"}
 
 @dataclass(frozen=True)
 class Difference:
-    """Result of one paired test.
+    """Result of one paired test: first minus second in points, with its 95% bootstrap interval if requested.
 
-    Attributes:
-        difference: First minus second, in points.
-        p_holm: The p-value after Holm's correction over test sets; equal to `p` for the average, a single test.
-        interval: 95% bootstrap interval of the difference in points, if requested.
+    `p_holm` is the p-value after Holm's correction over test sets; the average is a single test and needs none.
     """
 
     queries: int
@@ -63,8 +58,6 @@ class Comparison:
     """Groups of runs side by side.
 
     Attributes:
-        measure: One of `mixfluence.evaluation.MEASURES`.
-        groups: Groups in the order of their first run.
         tests: Names of all test sets.
         averaged: Test sets that every finished group has; averages are over these.
         notes: Sentences about what differs besides the sampler.
@@ -93,8 +86,7 @@ class Comparison:
     @property
     def static(self) -> Group | None:
         """The group that costs are relative to: the first one with static sampling."""
-        paid = (group for group in self.groups if (self.cost(group) or 0.0) > LEAST_HOURS)
-        return next((group for group in paid if group.recipe.strategy.baseline), None)
+        return next((group for group in self.groups if group.recipe.strategy.baseline and self.cost(group)), None)
 
     def average(self, group: Group) -> Score | None:
         """Return the average over test sets; None if the group lacks one of them."""
@@ -119,18 +111,11 @@ def compare(
     test: TestName = "t",
     bootstrap: bool = False,
 ) -> Comparison:
-    """Compare finished runs and test two groups against each other; `overview` accepts any runs and tests nothing.
+    """Compare finished runs with the same test sets, and test two groups against each other.
 
-    Args:
-        runs: Runs to compare. Those that differ only in their seed form one group.
-        measure: One of `mixfluence.evaluation.MEASURES`.
-        between: The two groups to test, each by the name of one of its runs or by its position, starting at 1;
-            by default the two with the highest averages.
-        test: Paired test on per-query scores.
-        bootstrap: Add bootstrap intervals of the differences.
-
-    Raises:
-        DataError: If a run has not finished, or runs have different test sets.
+    Runs that differ only in their seed form one group. `between` names the two groups to test, each by one of its
+    runs or by its position, starting at 1; by default they are the two with the highest averages. `overview` accepts
+    any runs and tests nothing.
     """
     groups = tuple(group_by_seed(runs))
     tests = _same_tests(groups)
@@ -240,6 +225,7 @@ def _differences(groups: Sequence[Group]) -> Iterator[str]:
 def _budget(run: Run) -> dict[str, str]:
     recipe = run.recipe.model_dump(mode="json", include={"model", "training", "selection"}, exclude_none=True)
     keys = {f"{section}.{key}": value for section, own in recipe.items() for key, value in own.items()}
+    keys["train"] = ", ".join(run.recipe.train)
     hours, seconds = (sum(run.record[unit].values()) for unit in ("gpu_hours", "seconds"))
     keys["number of GPUs"] = f"{3600 * hours / seconds if seconds else 0:.0f}"
     return {key: v if isinstance(v, str) else json.dumps(v) for key, v in keys.items() if key not in _INCIDENTAL}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,21 +10,18 @@ from typing import Any, TypeVar
 from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
 
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
-MOST_DATASETS = 24
-MOST_POINTS, FEWEST_POINTS, POINTS_OF_FIGURE = 120, 12, 1200
-# A window must hold several batches of each dataset, or its shares are noise.
-FEWEST_BATCHES, BATCHES_PER_DATASET, MOST_WINDOWS = 8, 2, 24
+MOST_DATASETS = 32
+MOST_POINTS = 150
 Item = TypeVar("Item")
 Points = list[tuple[int, float]]
 States = list[tuple[int, Mapping[str, float | None]]]
 
 
-def thin(items: Sequence[Item], series: int) -> list[Item]:
-    """Return evenly spaced items, first and last included, so that a figure of so many series stays small."""
-    limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_FIGURE // max(series, 1)))
-    if len(items) <= limit:
+def thin(items: Sequence[Item]) -> list[Item]:
+    """Return at most `MOST_POINTS` evenly spaced items, first and last included, so that pages stay small."""
+    if len(items) <= MOST_POINTS:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (limit - 1))] for place in range(limit)]
+    return [items[round(place * (len(items) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
 
 
 def shown_datasets(trace: Sequence[TraceLine]) -> list[str]:
@@ -47,44 +43,25 @@ def by_dataset(states: States, shown: Sequence[str], *, others: bool = True) -> 
     return series
 
 
+def losses(trace: Sequence[TraceLine]) -> Points:
+    """Return the training loss at every log."""
+    return [(line["step"], line["loss"]) for line in trace if "loss" in line]
+
+
 def sampling_states(trace: Sequence[TraceLine]) -> States:
     """Return the probabilities at the start, and after each step that has a line, thinned."""
     by_step = {line["step"]: line["weights"] for line in trace[1:]}
-    return thin([(0, trace[1]["weights"]), *by_step.items()], 1)
-
-
-def drawn_shares(trace: Sequence[TraceLine]) -> States:
-    """Split all batches into windows of equal length; return where each ends, and the share of rows by dataset."""
-    names, batches = list(trace[0]["datasets"]), _batches(trace)
-    count = min(MOST_WINDOWS, math.ceil(len(batches) / max(FEWEST_BATCHES, BATCHES_PER_DATASET * len(names))))
-    ends = [round((number + 1) * len(batches) / count) for number in range(count)]
-    shares: States = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        rows = _rows(names, batches[start:end])
-        step = round(trace[-1]["step"] * end / len(batches))
-        shares.append((step, {name: rows[name] / rows.total() for name in names}))
-    return shares
+    return thin([(0, trace[1]["weights"]), *by_step.items()])
 
 
 def epochs(trace: Sequence[TraceLine]) -> dict[str, float]:
     """Return how often the rows of each dataset were trained on."""
-    if not (batches := _batches(trace)):
-        return {}
-    datasets = trace[0]["datasets"]
-    rows = _rows(list(datasets), batches)
-    return {name: rows[name] / facts["rows"] for name, facts in datasets.items()}
-
-
-def _batches(trace: Sequence[TraceLine]) -> list[tuple[int, int]]:
-    """Return the dataset's number and the rows of each batch."""
-    return [batch for x in trace for batch in zip(x.get("trained", []), x.get("rows", []), strict=False)]
-
-
-def _rows(names: Sequence[str], batches: Sequence[tuple[int, int]]) -> Counter[str]:
-    rows: Counter[str] = Counter()
-    for dataset, count in batches:
-        rows[names[dataset]] += count
-    return rows
+    datasets = trace[0]["datasets"] if trace else {}
+    rows: Counter[int] = Counter()
+    for line in trace:
+        for dataset, count in zip(line.get("trained", []), line.get("rows", []), strict=False):
+            rows[dataset] += count
+    return {name: rows[place] / facts["rows"] for place, (name, facts) in enumerate(datasets.items()) if rows}
 
 
 def influences(trace: Sequence[TraceLine]) -> dict[str, States]:

@@ -1,123 +1,94 @@
-"""The report: one HTML file with inline SVG charts that needs no network and no script.
+"""The report: one HTML file with interactive charts that needs no network.
 
-Everything that comes from runs is escaped; the content security policy lets the page load and execute nothing.
+Everything that comes from runs is escaped; the content security policy lets the page load nothing, and execute
+nothing but Plotly and `assets/page.js`.
 """
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from statistics import fmean
 from string import Template
 
-from matplotlib import rc_context
-
 from mixfluence.errors import DataError
 from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.compare import Comparison, overview
-from mixfluence.report.figures import COLOURS, INK, PAPER, STYLE, Chart, charts_of_all, charts_of_run
-from mixfluence.report.summary import make_notes, make_sheets, method_of, run_label
+from mixfluence.report.compare import Comparison, labelled, overview
+from mixfluence.report.curves import final_weights
+from mixfluence.report.figures import Chart, charts_of_all, charts_of_run
+from mixfluence.report.summary import MISSING, make_notes, make_sheets, method_of, run_label
 from mixfluence.report.tables import Sheet, html_table, numbers, words
 from mixfluence.runs import Group, Run
 
-# Pixels per point, so that text of 8 points is as large as that of the tables.
-SCALE = 1.6
-MOST_QUERIES, LONGEST_TEXT = 10, 240
+MOST_QUERIES = 10
 ASSETS = files("mixfluence.report") / "assets"
 
 
 def render_page(runs: Sequence[Run]) -> str:
-    """Return the report of some runs, finished or not, as HTML.
-
-    Raises:
-        DataError: If there is no run, or a run is given twice.
-    """
+    """Return the report of some runs, finished or not, as HTML."""
     if len({run.path.resolve() for run in runs}) < max(len(runs), 1):
         raise DataError("expected at least one run, each of them once")
     found = overview(runs)
     links = [f'<a href="#run-{number}">{escape(group.label)}</a>' for number, group in enumerate(found.groups)]
     title = ", ".join(group.label for group in found.groups)
-    return Template((ASSETS / "page.html").read_text(encoding="utf-8")).substitute(
+    template, style, script = ((ASSETS / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    # Imported late, because it takes a moment.
+    from plotly.offline import get_plotlyjs
+
+    plotly: str = get_plotlyjs()
+    return Template(template).substitute(
+        hashes=" ".join(map(_hash, (plotly, script))),
         title=escape(title if len(title) <= 80 else f"{len(runs)} runs"),
-        style=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        lead=escape(_lead(found)),
+        style=style,
         links="".join(links),
-        tables="".join(map(_table, make_sheets(found, for_print=False))),
+        tables="".join(map(_table, [*make_sheets(found), *_weights(found)])),
         notes="".join(f"<li>{escape(note)}</li>" for note in make_notes(found)),
-        charts="".join(map(_figure, charts_of_all(found))),
+        charts=_figures(charts_of_all(found)),
         runs="".join(_section(number, group) for number, group in enumerate(found.groups)),
+        plotly=plotly,
+        script=script,
     )
 
 
-def inline_svg(chart: Chart) -> str:
-    """Return a chart as an SVG element for a page: unique ids, colours by CSS variable, an accessible title."""
-    text = io.StringIO()
-    # Ids are hashes with this salt.
-    with rc_context({"svg.hashsalt": chart.name}, fname=str(STYLE)):
-        chart.draw().savefig(text, format="svg", metadata={"Date": None})
-    svg = re.sub(r"<(metadata|style).*?</\1>|(?<=>)\s+(?=<)", "", text.getvalue(), flags=re.DOTALL)
-    # Only tags are changed, not the text between them.
-    body = re.sub(r"<[^>]+>", lambda tag: _page_tag(tag[0]), svg[svg.index("<defs") :])
-    box = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', svg)
-    assert box is not None
-    start = f'<svg {box[0]} width="{SCALE * float(box[1]):.0f}" class="chart" role="img">'
-    return f"{start}<title>{escape(chart.title)}</title>{body}"
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _page_tag(tag: str) -> str:
-    """Return an SVG tag with colours as variables, without unused ids, and with fewer decimals of coordinates."""
-    for number, colour in enumerate(COLOURS):
-        tag = tag.replace(colour, f"var(--c{number})")
-    tag = tag.replace(INK, "currentColor").replace(PAPER, "var(--page)").replace("xlink:href", "href")
-    tag = re.sub(r"font-family: 'DejaVu Sans';? ?|; stroke-line(join|cap): \w+|(?<=<g) id=\"[^\"]*\"", "", tag)
-    return re.sub(r" (d|transform|x|y|width|height)=\"[^\"]*\"", lambda attribute: _rounded(attribute[0]), tag)
-
-
-def _rounded(attribute: str) -> str:
-    shorter = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), attribute)
-    shorter = re.sub(r"\s+", " ", shorter)
-    # Coordinates after a move are lines without being told so.
-    return shorter if "C" in shorter else shorter.replace(" L ", " ")
+def _weights(found: Comparison) -> list[Sheet]:
+    """Return the table of final probabilities; none if no run has any."""
+    weights = {label: own for label, run in labelled(found.groups) if (own := final_weights(run))}
+    names = dict.fromkeys(name for own in weights.values() for name in own)
+    columns = [
+        numbers(name, [f"{100 * own[name]:.1f}" if name in own else MISSING for own in weights.values()])
+        for name in names
+    ]
+    return [Sheet("Final sampling probabilities in percent", (words("run", list(weights)), *columns), 1)] * bool(names)
 
 
 def best_and_worst(queries: Sequence[DevQuery]) -> tuple[list[DevQuery], list[DevQuery]]:
-    """Return the best queries, best first, and the worst, worst first; no query is in both.
-
-    They are ordered by rank and, for equal ranks, by the margin over the best wrong passage.
-    """
+    """Return the best queries by rank and margin, best first, and the worst, worst first; no query is in both."""
     order = sorted(queries, key=lambda query: (query.rank, -query.margin))
     half = (len(order) + 1) // 2
     return order[:half][:MOST_QUERIES], order[half:][::-1][:MOST_QUERIES]
 
 
-def _lead(found: Comparison) -> str:
-    averages = [(score.mean, group) for group in found.groups if (score := found.average(group))]
-    if len(averages) < 2:
-        return "Fewer than two finished runs with common test sets: nothing to compare yet."
-    (best, first), (next_best, second) = sorted(averages, key=lambda pair: -pair[0])[:2]
-    lead = f"{first.label} has the highest average, {best - next_best:.1f} points above {second.label}"
-    costs = found.cost(first), found.cost(second)
-    if costs[0] and costs[1]:
-        lead += f", at {costs[0] / costs[1]:.1f} times its cost"
-    return f"{lead}. Run mixfluence compare to test whether the difference is significant."
-
-
 def _section(number: int, group: Group) -> str:
     """Return the section of a group: charts, dev queries, recipe and versions of its runs."""
-    method = method_of(group)
-    inside = [_run(label, run) for label, run in zip(group.labels, group.runs, strict=True)]
+    sampler, start = method_of(group)
+    inside = list(map(_run, group.runs))
     if len(inside) > 1:
         inside = [f"<h3>{escape(label)}</h3>{text}" for label, text in zip(group.labels, inside, strict=True)]
-    summary = f'{escape(run_label(group))} <span class="dim">{escape(method.sampler)}, {escape(method.start)}</span>'
+    summary = f'{escape(run_label(group))} <span class="dim">{escape(sampler)}, {escape(start)}</span>'
     is_open = " open" if number == 0 else ""
     return f'<details class="run" id="run-{number}"{is_open}><summary>{summary}</summary>{"".join(inside)}</details>'
 
 
-def _run(label: str, run: Run) -> str:
+def _run(run: Run) -> str:
     facts = {"seed": str(run.recipe.seed), "device": run.record.get("device", ""), **run.record.get("versions", {})}
     if run.recipe.selection and "selected_step" in run.record:
         facts["selected step"] = str(run.record["selected_step"])
@@ -125,7 +96,7 @@ def _run(label: str, run: Run) -> str:
     versions = Sheet("Seed, device and versions", (words("", list(facts)), words("", list(facts.values()))), 1)
     about = "Each query is ranked against the passages of the first dev rows, far fewer than a corpus has."
     parts = [
-        f'<div class="charts">{"".join(map(_figure, charts_of_run(label, run)))}</div>',
+        f'<div class="charts">{_figures(charts_of_run(run))}</div>',
         f'<h3>Best and worst dev queries</h3><p class="dim">{about}</p>' if run.dev else "",
         *(_queries(name, queries) for name, queries in run.dev.items()),
         f"<details><summary>Recipe and versions</summary>{_table(versions)}",
@@ -143,20 +114,23 @@ def _queries(name: str, queries: Sequence[DevQuery]) -> str:
 
 
 def _query_table(title: str, queries: Sequence[DevQuery]) -> str:
-    def cut(text: str) -> str:
-        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT].rstrip(' …')}…"
-
     columns = (
-        words("query", [cut(query.query) for query in queries]),
+        words("query", [query.query for query in queries]),
         numbers("rank", [f"{query.rank} of {query.among}" for query in queries]),
-        words("its passage", [cut(query.positive) for query in queries]),
-        words("highest-ranked other passage", [cut(query.other) or "-" for query in queries]),
+        words("its passage", [query.positive for query in queries]),
+        words("highest-ranked other passage", [query.other or "-" for query in queries]),
     )
     return _table(Sheet(f"{title} {len(queries)}", columns, 1))
 
 
-def _figure(chart: Chart) -> str:
-    return f"<figure><figcaption>{escape(chart.title)}</figcaption>{inline_svg(chart)}</figure>"
+def _figures(charts: Iterable[Chart]) -> str:
+    parts = []
+    for chart in charts:
+        # No text of a run may end the script element.
+        data = json.dumps({"data": chart.data, "layout": chart.layout}).replace("<", "\\u003c")
+        figure = f'<div class="chart"><script type="application/json">{data}</script><div class="plot"></div></div>'
+        parts.append(f"<figure><figcaption>{escape(chart.title)}</figcaption>{figure}</figure>")
+    return "".join(parts)
 
 
 def _table(sheet: Sheet) -> str:

@@ -26,12 +26,9 @@ PATIENCE, LEAST_PATIENCE = 5, 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run: the stage that ran last, its trace and its last complete checkpoint.
+    """Progress of a run: the stage that ran last, the steps of each, its trace and its last complete checkpoint.
 
-    Attributes:
-        stages: Steps of each stage, in order.
-        changed: When the trace last grew, in seconds since 1970.
-        silent: Seconds since then if that is long for this run, else None.
+    `changed` is when the trace last grew, `silent` the seconds since then if that is long for this run.
     """
 
     run: Run
@@ -79,11 +76,7 @@ class Status:
 
 
 def read_status(path: Path, now: float | None = None) -> Status:
-    """Read the progress of a run at a time in seconds since 1970, by default the present.
-
-    Raises:
-        DataError: If it is not a run folder.
-    """
+    """Read the progress of a run at a time in seconds since 1970, by default the present."""
     run = read_run(path)
     stages = {stage.name: stage.steps for stage in run.recipe.strategy.stages(run.recipe)}
     started = [name for name in stages if run.stages.get(name)]
@@ -103,10 +96,10 @@ def status_view(status: Status) -> Lines:
     run, (measured, influence) = status.run, status.influence
     facts = Table.grid(padding=(0, 3, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
-    for heading, text in _facts(status):
+    tested = ("model", f"{run.untrained}, tested without training")
+    for heading, text in [tested] if run.untrained else _facts(status):
         facts.add_row(heading, Text(text))
-    state = "trained, now testing" if status.state == "testing" else status.state
-    state = state if status.silent is None else f"probably stopped while {status.state}"
+    state = status.state if status.silent is None else f"probably stopped while {status.state}"
     parts: list[RenderableType] = [Text(f"{run.recipe.name}: {run.recipe.strategy.name}, {state}", "bold"), "", facts]
     if status.history:
         what = "mixture found" if status.found else "sampling probabilities"
@@ -120,9 +113,6 @@ def status_view(status: Status) -> Lines:
 
 def _facts(status: Status) -> Iterator[tuple[str, str]]:
     steps, run = status.stages[status.stage], status.run
-    if run.untrained:
-        yield "model", f"{run.untrained}, tested without training"
-        return
     if status.silent is not None:
         since = datetime.fromtimestamp(status.changed).strftime("%Y-%m-%d %H:%M")
         yield "last change", f"{since}, {duration(status.silent)} ago"
@@ -133,20 +123,16 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         if values := [line[key] for line in status.trace if key in line]:
             yield name, f"{values[-1]:.{digits}g}"
     if status.step:
-        yield from _times(status)
+        seconds, when = status.trace[-1]["seconds"], "in total" if run.finished else "so far"
+        probing = sum(line["update"]["seconds"] for line in status.trace if "update" in line)
+        # In a stage that merges models, a step is nothing but an evaluation.
+        own = seconds if any("merged" in line.get("update", {}) for line in status.trace) else seconds - probing
+        yield "pace", f"{own / status.step:.3g} s per step, {duration(seconds)} {when}"
+        if 0 < probing < seconds and own < seconds:
+            yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
+        if status.state == "training":
+            yield "left", duration(status.left or 0.0)
     if status.checkpoint is not None:
         yield "checkpoint", f"step {status.checkpoint:,}"
     if run.finished:
         yield "model", f"from step {run.record['selected_step']:,}"
-
-
-def _times(status: Status) -> Iterator[tuple[str, str]]:
-    seconds, when = status.trace[-1]["seconds"], "in total" if status.run.finished else "so far"
-    probing = sum(line["update"]["seconds"] for line in status.trace if "update" in line)
-    # In a stage that merges models, a step is nothing but an evaluation.
-    own = seconds - probing if any("trained" in line for line in status.trace) else seconds
-    yield "pace", f"{own / status.step:.3g} s per step, {duration(seconds)} {when}"
-    if 0 < probing < seconds:
-        yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
-    if status.state == "training":
-        yield "left", duration(status.left or 0.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
 
 from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
@@ -15,56 +16,31 @@ from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
 from mixfluence.runs import PARTS, Group, Score
 
 FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
-# Most characters of a list of datasets; longer ones are counted.
-WIDEST_POOL = 24
 
 
-def make_sheets(comparison: Comparison, *, for_print: bool) -> list[Sheet]:
-    """Return the tables of a comparison: scores, tests between two groups if there are any, and cost.
-
-    Args:
-        comparison: What to show.
-        for_print: Leave out positions, and names of runs if sampler and start identify every row. On a terminal the
-            next command may need them.
-    """
-    groups, tested = comparison.groups, comparison.contrast
-    methods = [method_of(group) for group in groups]
-    marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
-    samplers = tuple(Cell(method.sampler, mark=marks.get(place, "")) for place, method in enumerate(methods))
-    method = [Column("sampler", samplers, numeric=False), words("init", [method.start for method in methods])]
-    unique = len({(own.sampler, own.start) for own in methods}) == len(groups)
-    names = [] if for_print and unique else [words("run", [run_label(group) for group in groups])]
-    places = [] if for_print else [words("#", [str(place + 1) for place in range(len(groups))])]
-    keys = [*places, *names]
-    sheets = [_score_sheet(comparison, keys, method)]
-    if tested:
-        texts = [
-            group.label if names else f"{own.sampler} ({own.start})"
-            for group, own in zip(groups, methods, strict=True)
-        ]
-        sheets.append(_test_sheet(comparison, tested, texts))
-    return sheets + _cost_sheet(comparison, keys or method)
+def make_sheets(comparison: Comparison) -> list[Sheet]:
+    """Return the tables of a comparison: scores, tests between two groups if there are any, and cost."""
+    places = [str(place + 1) for place in range(len(comparison.groups))]
+    keys = [words("#", places), words("run", list(map(run_label, comparison.groups)))]
+    tests = [_test_sheet(comparison, comparison.contrast)] if comparison.contrast else []
+    return [_score_sheet(comparison, keys), *tests, *_cost_sheet(comparison, keys)]
 
 
 def make_notes(comparison: Comparison) -> list[str]:
     """Return the sentences to print below the tables."""
     notes = list(_test_notes(comparison, comparison.contrast)) if comparison.contrast else []
-    methods = [method_of(group) for group in comparison.groups]
-    for section, pools in {"train": [own.train for own in methods], "dev": [own.dev for own in methods]}.items():
-        names = {label: ", ".join(pool) for label, pool in zip(pool_labels(pools), pools, strict=True) if pool}
-        notes += [f"{section}, {label}: {sets}." for label, sets in names.items() if label != sets]
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
     if comparison.static and sum(group.recipe.strategy.baseline for group in comparison.groups) > 1:
         notes.append(f"Cost is relative to {comparison.static.label}, the first of several static rows.")
     return notes + [f"Not equal: {sentence}." for sentence in comparison.notes]
 
 
-def _score_sheet(comparison: Comparison, keys: Sequence[Column], method: Sequence[Column]) -> Sheet:
+def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
     groups, tested = comparison.groups, comparison.contrast
-    pools = [method_of(group) for group in groups]
-    columns = [*keys, *method]
-    columns.append(words("train", pool_labels([own.train for own in pools])))
-    columns.append(words("dev", pool_labels([own.dev for own in pools])))
+    samplers, starts = zip(*map(method_of, groups), strict=True)
+    marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
+    marked = tuple(Cell(sampler, mark=marks.get(place, "")) for place, sampler in enumerate(samplers))
+    columns = [*keys, Column("sampler", marked, numeric=False), words("init", starts)]
     spread = ""
     if any(len(group.runs) > 1 for group in groups):
         spread = ", mean ± standard deviation over seeds"
@@ -80,9 +56,11 @@ def _score_sheet(comparison: Comparison, keys: Sequence[Column], method: Sequenc
         cells = []
         for place, score in enumerate(scores):
             mark = SIGNIFICANT if place == better else ""
-            cells.append(Cell(points(score), round(score.mean, 1) == best, mark) if score else Cell(MISSING))
+            text = f"{score.mean:.1f}" if score else MISSING
+            text += f" ± {score.spread:.1f}" if score and score.spread is not None else ""
+            cells.append(Cell(text, score is not None and round(score.mean, 1) == best, mark))
         columns.append(Column(head or "average", tuple(cells)))
-    return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys) or 2)
+    return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys))
 
 
 def _results(comparison: Comparison) -> list[tuple[str | None, Difference | None]]:
@@ -96,7 +74,7 @@ def _score(comparison: Comparison, group: Group, test: str | None) -> Score | No
     return comparison.average(group) if test is None else group.scores(comparison.measure).get(test)
 
 
-def _test_sheet(comparison: Comparison, tested: Contrast, names: Sequence[str]) -> Sheet:
+def _test_sheet(comparison: Comparison, tested: Contrast) -> Sheet:
     found = [(head or "average", result) for head, result in _results(comparison) if result]
     results = [result for _, result in found]
     columns = [
@@ -110,7 +88,8 @@ def _test_sheet(comparison: Comparison, tested: Contrast, names: Sequence[str]) 
     if len(comparison.tests) > 1:
         # The average is one test and needs no correction.
         columns.append(numbers("p, Holm", ["", *(_p(result.p_holm) for result in results[1:])]))
-    pair = f"{names[tested.first]} {FIRST} minus {names[tested.second]} {SECOND}"
+    first, second = (comparison.groups[place].label for place in (tested.first, tested.second))
+    pair = f"{first} {FIRST} minus {second} {SECOND}"
     return Sheet(f"{pair}: {TEST_TITLES[tested.test]} on per-query scores", tuple(columns), 1)
 
 
@@ -141,102 +120,75 @@ def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
 
 def to_terminal(comparison: Comparison) -> tables.Screen:
     """Return tables and notes for a terminal."""
-    return tables.Screen(make_sheets(comparison, for_print=False), make_notes(comparison))
+    return tables.Screen(make_sheets(comparison), make_notes(comparison))
+
+
+def to_text(comparison: Comparison) -> str:
+    """Return tables and notes as a terminal of 120 columns shows them."""
+    file = StringIO()
+    Console(file=file, width=120).print(to_terminal(comparison))
+    return file.getvalue()
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return tables and notes as GitHub Markdown."""
-    parts = [tables.markdown_table(sheet) for sheet in make_sheets(comparison, for_print=True)]
+    parts = map(tables.markdown_table, make_sheets(comparison))
     return "\n".join([*parts, "".join(f"- {tables.markdown_text(note)}\n" for note in make_notes(comparison))])
 
 
 def to_latex(comparison: Comparison) -> str:
-    """Return tables for `booktabs`, with the notes as comments."""
-    scores, *others = make_sheets(comparison, for_print=True)
-    notes = make_notes(comparison)
-    if comparison.contrast:
-        # The meaning of the marks belongs in the caption.
-        scores = replace(scores, title=f"{scores.title}. {notes.pop(0)}")
-    comments = [f"% {tables.printable(note)}" for note in notes]
-    return "\n".join([r"% \usepackage{booktabs}", *comments, *map(tables.latex_table, [scores, *others])]) + "\n"
+    """Return tables for `booktabs`, with titles and notes as comments."""
+    notes = [f"% {tables.printable(note)}" for note in make_notes(comparison)]
+    return "\n".join([r"% \usepackage{booktabs}", *notes, *map(tables.latex_table, make_sheets(comparison))])
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return a line per group with full precision. The two groups tested have p-values, corrected over test sets."""
-    lines = [_csv_line(comparison, place, group) for place, group in enumerate(comparison.groups)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]))
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    """Return the rows of `to_json`, a line per group and a column per number, such as `tests.NAME.mean`."""
+    import pandas
 
-
-def _csv_line(comparison: Comparison, place: int, group: Group) -> dict[str, Any]:
-    facts, tested = _group(comparison, group), comparison.contrast
-    # Prefixed, so that a test set called "average" is not confused with it.
-    scores = {"average": facts["average"], **{f"test {name}": own for name, own in facts["tests"].items()}}
-    unit = "GPU-hours" if comparison.on_gpu else "hours"
-    line = {
-        "run": facts["name"],
-        **{name: facts[name] for name in ("sampler", "init")},
-        **{name: ", ".join(facts[name]) for name in ("train", "dev")},
-        "seeds": len(group.runs),
-        **{name: own["mean"] for name, own in scores.items()},
-        **{f"sd of {name}": own["sd"] for name, own in scores.items()},
-        **{f"{unit} of {part}": facts["cost"].get(part) for part in (*PARTS, "total")},
-        "cost relative to static": facts["cost"]["relative_to_static"],
-    }
-    if tested:
-        role = {tested.first: "first", tested.second: "second"}.get(place)
-        results = {"average": tested.average, **{f"test {name}": found for name, found in tested.tests.items()}}
-        line |= {"tested": role, **{f"p of {name}": r.p_holm if role else None for name, r in results.items()}}
-    return line
+    rows = [_group(comparison, group) for group in comparison.groups]
+    text: str = pandas.json_normalize(rows).to_csv(index=False)
+    return text
 
 
 def to_json(comparison: Comparison) -> str:
     """Return everything a comparison holds with full precision, scores in points."""
-    tested = comparison.contrast
+    contrast = None
+    if tested := comparison.contrast:
+        names = {role: comparison.groups[getattr(tested, role)].label for role in ("first", "second")}
+        contrast = asdict(tested) | names
     facts = {
         "measure": comparison.measure,
         "points": 100,
         "unit_of_cost": "GPU-hours" if comparison.on_gpu else "hours",
         "rows": [_group(comparison, group) for group in comparison.groups],
-        "contrast": tested
-        and {
-            "first": comparison.groups[tested.first].label,
-            "second": comparison.groups[tested.second].label,
-            "test": tested.test,
-            "average": _facts(tested.average),
-            "tests": {name: _facts(found) for name, found in tested.tests.items()},
-        },
-        "differences": list(comparison.notes),
+        "contrast": contrast,
+        "differences": comparison.notes,
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
 
-def _facts(result: Difference) -> dict[str, Any]:
-    return asdict(result) | {"significant": result.significant}
-
-
 def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
-    def facts(score: Score | None) -> dict[str, Any]:
-        known = {"mean": score.mean, "sd": score.spread, "by_seed": score.values} if score else {}
-        return known or {"mean": None, "sd": None}
+    def facts(score: Score | None) -> dict[str, Any] | None:
+        return {"mean": score.mean, "sd": score.spread, "by_seed": score.values} if score else None
 
-    method = method_of(group)
+    sampler, start = method_of(group)
     cost = {"total": comparison.cost(group), "relative_to_static": comparison.relative_cost(group)}
     return {
         "name": group.label,
         "runs": [str(run.path) for run in group.runs],
         "seeds": [run.recipe.seed for run in group.runs],
-        "sampler": method.sampler,
-        "init": method.start,
-        "train": method.train,
-        "dev": method.dev,
+        "sampler": sampler,
+        "init": start,
+        "train": list(group.recipe.train),
+        "dev": list(group.recipe.dev),
         "average": facts(comparison.average(group)),
         "tests": {name: facts(score) for name, score in group.scores(comparison.measure).items()},
         "cost": {**group.hours(comparison.on_gpu), **cost},
     }
+
+
+FORMATS = {"terminal": to_text, "markdown": to_markdown, "latex": to_latex, "csv": to_csv, "json": to_json}
 
 
 def run_label(group: Group) -> str:
@@ -247,11 +199,6 @@ def run_label(group: Group) -> str:
     return f"{group.label} (unfinished: step {reached} of {group.recipe.training.steps})"
 
 
-def points(score: Score) -> str:
-    """Return a score with one decimal, and its spread if there is one."""
-    return f"{score.mean:.1f}" if score.spread is None else f"{score.mean:.1f} ± {score.spread:.1f}"
-
-
 def _signed(value: float) -> str:
     return f"{value:+z.1f}".replace("-", "−")
 
@@ -260,38 +207,9 @@ def _p(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "markdown": to_markdown,
-    "latex": to_latex,
-    "csv": to_csv,
-    "json": to_json,
-}
-
-
-class Method(NamedTuple):
-    """What a table says of a group: sampler, start of its probabilities, training sets, dev sets that guide it."""
-
-    sampler: str
-    start: str
-    train: tuple[str, ...]
-    dev: tuple[str, ...]
-
-
-def method_of(group: Group) -> Method:
-    """Return the method of a group; a model that was only tested has a name and nothing else."""
+def method_of(group: Group) -> tuple[str, str]:
+    """Return sampler and start of a group; a model that was only tested has a name and no start."""
+    strategy = group.recipe.strategy
     if name := group.runs[0].untrained:
-        return Method("BM25" if name == "bm25" else name, "-", (), ())
-    recipe, strategy = group.recipe, group.recipe.strategy
-    dev = tuple(recipe.dev) if strategy.needs_dev else ()
-    return Method(strategy.label, strategy.start_label, tuple(recipe.train), dev)
-
-
-def pool_labels(pools: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the datasets of each pool if they are few, else their number; a letter tells equal numbers apart."""
-    long = [pool for pool in dict.fromkeys(pools) if len(", ".join(pool)) > WIDEST_POOL]
-    labels = {pool: ", ".join(pool) or "-" for pool in pools if pool not in long}
-    for pool in long:
-        alike = [other for other in long if len(other) == len(pool)]
-        letter = f" ({chr(ord('a') + alike.index(pool))})" if len(alike) > 1 else ""
-        labels[pool] = f"{len(pool)} set{'s' if len(pool) > 1 else ''}{letter}"
-    return [labels[pool] for pool in pools]
+        return "BM25" if name == "bm25" else name, MISSING
+    return strategy.label, strategy.start_label

@@ -1,7 +1,4 @@
-"""Tables for the terminal and as Markdown, HTML and LaTeX.
-
-Names of runs and datasets may contain any characters; every format escapes them.
-"""
+"""Tables for the terminal and as Markdown, HTML and LaTeX; names may contain any characters."""
 
 from __future__ import annotations
 
@@ -19,18 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence.evaluation.results import Evaluation
-
-_LATEX_SPECIALS = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
-    # At the start of a line a bare bracket or star would be read as an argument of the line before.
-    **{"[": "{[}", "*": "$^{*}$"},
-    **{"τ": r"$\tau$", "∞": r"$\infty$", "→": r"$\to$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$"},
-    **{"†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$"},
-}
-# Wider LaTeX tables span both columns of a page.
-_ONE_COLUMN = 7
 
 
 @dataclass(frozen=True)
@@ -76,12 +61,7 @@ def numbers(head: str, texts: Sequence[str]) -> Column:
 
 
 def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = "ndcg@10") -> Screen:
-    """Return the scores of systems in points (x 100), the best system of each test set in bold.
-
-    Args:
-        systems: System -> test set -> scores. Every system must have the same test sets.
-        measure: Which measure to show; `measure_table` shows all measures of one system.
-    """
+    """Return scores (system -> test set) in points, the best of each test set in bold; all have the same sets."""
     scores = [_with_average({test: own.mean(measure) for test, own in tests.items()}) for tests in systems.values()]
     columns = [words("", list(systems))]
     for test in scores[0]:
@@ -91,11 +71,7 @@ def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = 
 
 
 def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the scores of one system in points (x 100), test sets in lines and measures in columns.
-
-    Args:
-        scores: Test set -> measure -> score. Measures that some test sets lack are left out.
-    """
+    """Return scores of one system (test set -> measure) in points; measures that some sets lack are left out."""
     measures = [name for name in next(iter(scores.values())) if all(name in own for own in scores.values())]
     by_measure = {name: _with_average({test: own[name] for test, own in scores.items()}) for name in measures}
     columns = [numbers(name, [f"{100 * value:.1f}" for value in own.values()]) for name, own in by_measure.items()]
@@ -106,24 +82,24 @@ def _with_average(scores: Mapping[str, float]) -> dict[str, float]:
     return {"average": fmean(scores.values()), **scores} if len(scores) > 1 else dict(scores)
 
 
+@dataclass(frozen=True)
 class Screen:
     """Tables and notes for a terminal of any width.
 
     A table that is too wide is transposed; if it is still too wide, it is split between columns.
     """
 
-    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> None:
-        self._sheets = sheets
-        self._notes = notes
+    sheets: Sequence[Sheet]
+    notes: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for sheet in self._sheets:
+        for sheet in self.sheets:
             if sheet.title:
                 yield Text(printable(sheet.title), style="bold")
             for table in _fitting(sheet, console, options):
                 yield table
                 yield ""
-        for note in self._notes:
+        for note in self.notes:
             yield Text(printable(note), style="dim")
 
 
@@ -174,7 +150,7 @@ def markdown_table(sheet: Sheet) -> str:
 def html_table(sheet: Sheet) -> str:
     """Return a table as HTML with its title as caption."""
     heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    head = "".join(f'<th scope="col"><button>{text}</button></th>' for text in heads)
     starts = ['<td class="number">' if column.numeric else "<td>" for column in sheet.columns]
     rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -183,14 +159,13 @@ def html_table(sheet: Sheet) -> str:
 
 
 def latex_table(sheet: Sheet) -> str:
-    """Return a table for `booktabs` with its title as caption."""
-    environment = "table" if len(sheet.columns) <= _ONE_COLUMN else "table*"
-    head, *body = (" & ".join(cells) + r" \\" for cells in _escaped(sheet, _latex, "\\textbf{{{}}}"))
+    """Return a table for `booktabs` below its title."""
+    import pandas
+
+    heads, *lines = _escaped(sheet, printable, "{}")
     layout = "".join("r" if column.numeric else "l" for column in sheet.columns)
-    start = (f"\\begin{{{environment}}}[t]", "\\centering", f"\\begin{{tabular}}{{{layout}}}")
-    table = ("\\toprule", head, "\\midrule", *body, "\\bottomrule")
-    end = ("\\end{tabular}", f"\\caption{{{_latex(sheet.title)}}}", f"\\end{{{environment}}}")
-    return "\n".join((*start, *table, *end))
+    table = pandas.DataFrame(lines, columns=heads).to_latex(index=False, escape=True, column_format=layout)
+    return f"% {printable(sheet.title)}\n{table}"
 
 
 def printable(text: str) -> str:
@@ -201,10 +176,6 @@ def printable(text: str) -> str:
 def markdown_text(text: str) -> str:
     """Return a text with nothing in it that Markdown would interpret."""
     return re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", html.escape(printable(text), quote=False))
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX_SPECIALS.get(character, character) for character in printable(text))
 
 
 def _escaped(sheet: Sheet, escape: Callable[[str], str], bold: str) -> list[list[str]]:

@@ -73,10 +73,6 @@ class Aioli(Strategy):
         """Dev evaluations only: there are no candidates to probe."""
         return Probing(self.probe, steps=0)
 
-    def shortened(self, steps: int) -> Strategy:
-        """Return the strategy with its sweep in the middle; the interval must hold a sweep."""
-        return self._with(warmup_steps=steps // 2, freeze_below=0.0)
-
     def start(self, sizes: Mapping[str, int]) -> None:
         self._names = list(sizes)
         self._start = self.init.logits(sizes)

@@ -142,12 +142,6 @@ class Strategy(Section):
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
-    def shortened(self, steps: int) -> Strategy:
-        """Return a strategy for a run of a few steps that costs as much per step, with an update in the middle."""
-        middle = {"update_every": max(1, steps // 2), "warmup_steps": steps // 2, "freeze_below": 0.0}
-        changes = {**middle, "reference_steps": None, "proxy_steps": None, "max_epochs": None}
-        return self._with(**{key: value for key, value in changes.items() if key in type(self).model_fields})
-
     # What the trainer asks.
 
     @property

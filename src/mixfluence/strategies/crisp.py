@@ -84,7 +84,3 @@ class CRISP(Strategy):
         logger.info("clustering %d rows", sum(mixture.sizes.values()))
         settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
         return partition(mixture, targets, load_encoder(self.encoder), **settings, least_rows=least_rows, seed=seed)
-
-    def shortened(self, steps: int) -> Strategy:
-        """Return static sampling of the datasets, which costs as much per step."""
-        return Static()

@@ -77,9 +77,6 @@ class Merge(Strategy):
         )
         return [*experts, final]
 
-    def shortened(self, steps: int) -> Strategy:
-        return self._with(expert_steps=steps, evaluations=3)
-
     def merge_weights(self, score: Callable[[Vector], float], models: int) -> Vector:
         soup = np.full(models, 1 / models)
         if self.soup:

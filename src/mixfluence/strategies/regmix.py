@@ -83,9 +83,6 @@ class RegMix(Strategy):
         ]
         return [*proxies, Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=self.max_epochs))]
 
-    def shortened(self, steps: int) -> Strategy:
-        return self._with(proxy_steps=steps, max_epochs=None)
-
     def conclude(
         self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
     ) -> tuple[Mapping[str, float], list[str]]:

@@ -36,6 +36,9 @@ class TokenBatch:
     scores: NDArray[np.float32] | None
 
 
+Collate = Callable[..., dict[str, Any]]
+
+
 class MixtureRows(Dataset[TokenBatch]):
     """All datasets of a mixture as one list of rows, looked up a batch at a time, with some negatives per row."""
 
@@ -65,26 +68,19 @@ class MixtureRows(Dataset[TokenBatch]):
         return TokenBatch(self._names[which], columns, layouts, scores if dataset.has_scores else None)
 
 
-class Collator:
-    """Turns token ids into the features that the losses take; teacher scores become the label.
+def collate(batch: TokenBatch, *, name_datasets: bool = False, packing: Packing | None = None) -> dict[str, Any]:
+    """Return a batch as the Trainer takes it, padded unless packed, with teacher scores as the label.
 
-    With `name_datasets` it adds the name of the dataset, which a dict of losses needs. Without `packing` it pads.
+    A dict of losses needs the name of the dataset.
     """
-
-    def __init__(self, name_datasets: bool = False, packing: Packing | None = None) -> None:
-        self._name_datasets = name_datasets
-        self._packing = packing
-
-    def __call__(self, batch: TokenBatch) -> dict[str, Any]:
-        """Return the batch as the Trainer takes it."""
-        inputs: dict[str, Any] = {"dataset_name": batch.dataset} if self._name_datasets else {}
-        for column, texts in batch.columns.items():
-            layout = batch.layouts[column]
-            features = self._packing.features(layout, texts) if self._packing else layout.features(texts)
-            inputs |= {f"{column}_{name}": value for name, value in features.items()}
-        if batch.scores is not None:
-            inputs["label"] = torch.from_numpy(batch.scores)
-        return inputs
+    inputs: dict[str, Any] = {"dataset_name": batch.dataset} if name_datasets else {}
+    for column, texts in batch.columns.items():
+        layout = batch.layouts[column]
+        features = packing.features(layout, texts) if packing else layout.features(texts)
+        inputs |= {f"{column}_{name}": value for name, value in features.items()}
+    if batch.scores is not None:
+        inputs["label"] = torch.from_numpy(batch.scores)
+    return inputs
 
 
 class PlacedLoader(DataLoader[TokenBatch]):
@@ -99,15 +95,14 @@ class PlacedLoader(DataLoader[TokenBatch]):
         args: SentenceTransformerTrainingArguments,
         rows: MixtureRows,
         sampler: MixtureBatchSampler,
-        collate: Callable[..., dict[str, Any]],
+        collate_fn: Collate,
     ) -> None:
         super().__init__(
             rows,
             batch_sampler=sampler,
-            collate_fn=collate,
+            collate_fn=collate_fn,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
-            persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
         )
         self._device = args.device
@@ -127,7 +122,7 @@ def tokenise_all(
     # All processes tokenise; the cache makes the others wait for the first one, without the process group's timeout.
     silent = args.disable_tqdm or not console.is_terminal or args.local_process_index > 0
     with Progress(console=console, transient=True, disable=silent) as progress:
-        wholes = {whole.fingerprint: len(whole) for rows in datasets.values() for whole in rows.wholes}
+        wholes = {rows.whole.fingerprint: len(rows.whole) for rows in datasets.values()}
         bar = progress.add_task("tokenising", total=sum(wholes.values()))
         return {
             name: tokenise(rows, tokeniser, prompts_of(args, name, names), lambda count: progress.advance(bar, count))

@@ -1,4 +1,4 @@
-"""The callback that follows training: it runs probes when due, and writes the trace and our part of checkpoints.
+"""Callbacks of a run: one runs probes and writes trace and checkpoints, the other stops a run on a signal.
 
 The first line of `trace.jsonl` has `step` 0, `seconds` 0 and, by name, the `rows`, `distinct_positives` and
 `batch_size` of the `datasets`. Every other line has `step`, `seconds` since the start of training, `weights` (the
@@ -15,30 +15,35 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
+import signal
+import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
 from mixfluence.runs import read_trace
-from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later
+from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
 
 if TYPE_CHECKING:
+    from mixfluence.cli.signals import StopSignals
     from mixfluence.training.trainer import MixtureTrainer
+
+# Exchanging stop requests between processes makes each wait for its device.
+STEPS_BETWEEN_EXCHANGES = 8
 
 
 class MixtureCallback(TrainerCallback):
-    """Follows a `MixtureTrainer` step by step, and writes its trace to `path`.
-
-    Attributes:
-        seconds_before: Training time before the checkpoint that a run was resumed from.
-    """
+    """Follows a `MixtureTrainer` step by step, and writes its trace to `path`."""
 
     def __init__(self, trainer: MixtureTrainer, path: Path) -> None:
-        self.seconds_before = 0.0
         self._trainer = trainer
         self._path = path
         # Dataset and rows of each batch trained on since the last line.
@@ -48,7 +53,6 @@ class MixtureCallback(TrainerCallback):
         self._limit: int | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start the trace, or cut a resumed one back to its checkpoint."""
         if self._trainer.probing:
             self._trainer.probing.start()
         # The Trainer would delete old checkpoints before the new one is complete.
@@ -66,14 +70,13 @@ class MixtureCallback(TrainerCallback):
         if saved:
             unseal_later(args.output_dir, state.global_step)
             lines = read_trace(self._path)[: saved["trace_lines"]] if self._path.exists() else []
-        self.seconds_before = lines[-1]["seconds"] if lines else 0.0
-        self._started -= self.seconds_before
+        self._trainer.seconds_before = lines[-1]["seconds"] if lines else 0.0
+        self._started -= self._trainer.seconds_before
         lines = lines or [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
         self._lines = len(lines)
         write_text(self._path, "".join(map(_line, lines)))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Count the last batch of a step, and run probes if they are due."""
         self.on_substep_end(args, state, control)
         if self._trainer.probing and self._trainer.probing.due:
             self._write_trained(state, {})
@@ -81,12 +84,10 @@ class MixtureCallback(TrainerCallback):
             self._write(state, {"weights": self._trainer.probabilities(), "update": update})
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Count one of several batches whose gradients are accumulated."""
         trained = self._trainer.sampler.pop_trained()
         self._unwritten.append((trained.dataset, trained.rows))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write a line with the loss, or stop a run whose loss is not finite."""
         logs: dict[str, float] = kwargs["logs"]
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
@@ -97,7 +98,6 @@ class MixtureCallback(TrainerCallback):
             self._write_trained(state, {name: logs[name] for name in ("loss", "learning_rate") if name in logs})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Add our state to the checkpoint, seal it and delete old ones."""
         losses = self._trainer.accelerator.gather(self._trainer._tr_loss.reshape(1)).tolist()
         own = {
             "trace_lines": self._lines,
@@ -108,13 +108,13 @@ class MixtureCallback(TrainerCallback):
         self._trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             checkpoint = checkpoint_of(args.output_dir, state.global_step)
-            write_text(checkpoint / STATE_FILE, json.dumps(self._trainer.mixture_state() | own))
-            sync(self._path)
-            seal(checkpoint)
+            with writing(checkpoint):
+                write_text(checkpoint / STATE_FILE, json.dumps(self._trainer.mixture_state() | own))
+                sync(self._path)
+                seal(checkpoint)
             rotate(args.output_dir, self._limit, state.best_model_checkpoint)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Write the line of the last steps."""
         self._write_trained(state, {})
         args.save_total_limit = self._limit
 
@@ -138,6 +138,55 @@ class MixtureCallback(TrainerCallback):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(_line(now | line))
             self._lines += 1
+
+
+class StopOnRequest(TrainerCallback):
+    """After a signal, ends training after the current step with a checkpoint, then raises `KeyboardInterrupt` with it.
+
+    On several processes a signal to one of them is enough; all stop after the same step, the next at which they
+    exchange requests.
+    """
+
+    def __init__(self, request: StopSignals) -> None:
+        self._request = request
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
+        self._request.patient = True
+        # Workers start after this, with the first batch.
+        kw["train_dataloader"].worker_init_fn = outlast_signals
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.world_size > 1:
+            if state.global_step % STEPS_BETWEEN_EXCHANGES:
+                return
+            received = torch.tensor([self._request.received or 0], device=args.device)
+            torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
+            self._request.received = int(received.item()) or None
+        if self._request.received is not None:
+            control.should_training_stop = control.should_save = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._request.patient = False
+        if self._request.received is not None:
+            raise KeyboardInterrupt(self._request.received)
+
+
+def outlast_signals(worker: int) -> None:
+    """Make a loader's worker ignore Ctrl-C and SIGTERM, which schedulers and terminals send to every process.
+
+    It still exits on a SIGTERM from its parent. Outside Linux workers exit at once, without a checkpoint.
+    """
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        Thread(target=_exit_when_parent_asks, daemon=True).start()
+
+
+def _exit_when_parent_asks() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(0)
 
 
 def probing_cost(path: Path) -> dict[str, float]:

@@ -11,33 +11,27 @@ import hashlib
 import json
 import logging
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from mixfluence.data.mixture import Mixture
 from mixfluence.errors import DataError
 from mixfluence.files import sync, write_text
 from mixfluence.runs import MANIFEST_FILE
-from mixfluence.strategies import Strategy
-from mixfluence.training.sampler import data_seed
-
-if TYPE_CHECKING:
-    from mixfluence.training.trainer import MixtureTrainer
 
 logger = logging.getLogger(__name__)
 
 # Our part of a checkpoint: state of sampler, strategy, probing and trace, and the identity of the run.
 STATE_FILE = "mixture_state.json"
+# Parts of a run's identity, in the order of comparison.
+KINDS = {"fingerprints": "training set", "settings": "setting", "dev_fingerprints": "dev set"}
 # Resume from the newest complete checkpoint, or start at step 0 if there is none.
 LATEST = "latest"
 
@@ -45,10 +39,8 @@ LATEST = "latest"
 def find_checkpoint(folder: Path | str, wanted: Path | str | bool | None) -> Path | None:
     """Return the checkpoint to resume from, the same on every process; None to start at step 0.
 
-    Args:
-        folder: Folder of the run's checkpoints.
-        wanted: A checkpoint, which must be complete; True for the newest complete one, which must exist; `"latest"`
-            for the newest complete one, or else step 0 (with a warning if there are damaged ones).
+    `wanted` is a complete checkpoint; True for the newest complete one, which must exist; or `"latest"` for the newest
+    complete one, or else step 0.
     """
     if not wanted:
         return None
@@ -93,10 +85,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None if it is as it was when sealed.
-
-    A checkpoint that refers to another one as the best so far needs that one too.
-    """
+    """Return what is wrong with a checkpoint or the one it refers to as the best so far; None for a complete one."""
     if reason := _damage_of_files(checkpoint):
         return reason
     best_of = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["best_model_checkpoint"]
@@ -117,7 +106,7 @@ def newest_complete(folder: Path | str) -> Path | None:
 
 
 def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
-    """Delete all but `limit` complete checkpoints, but neither the newest nor the best; call it after sealing one.
+    """Delete all but `limit` complete checkpoints, but neither the newest nor the best, after one was sealed.
 
     The newest is the one sealed last: a run that started again from step 0 may find later steps of its first attempt.
     """
@@ -142,29 +131,18 @@ def unseal_later(folder: Path | str, step: int) -> None:
             (checkpoint / MANIFEST_FILE).unlink(missing_ok=True)
 
 
-def identity(
-    args: SentenceTransformerTrainingArguments, strategy: Strategy, mixture: Mixture, dev: Mixture | None
-) -> dict[str, Any]:
-    """Return what a resumed run must share with its checkpoint; dev sets count only if they guide the strategy."""
-    settings = {
-        "seed": data_seed(args),
-        "batch size": args.train_batch_size * args.world_size,
-        "gradient accumulation": args.gradient_accumulation_steps,
-        "strategy": type(strategy).__name__,
-    }
-    guides = dev.fingerprints if dev and strategy.probing else {}
-    return {"fingerprints": mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
-
-
 def read_state(checkpoint: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Read our part of a checkpoint, and refuse that of a run with another `identity`."""
+    """Read our part of a checkpoint, and refuse that of another run; see `MixtureTrainer.identity`."""
     with valid_state(checkpoint / STATE_FILE):
         state: dict[str, Any] = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-        _refuse_other_data(checkpoint, "training sets", state["fingerprints"], run["fingerprints"])
-        for setting, value in run["settings"].items():
-            if (before := state["settings"][setting]) != value:
-                raise DataError(f"{checkpoint}: written with {setting} {before}, cannot resume with {value}")
-        _refuse_other_data(checkpoint, "dev sets", state["dev_fingerprints"], run["dev_fingerprints"])
+        for part, what in KINDS.items():
+            before, now = state[part], run[part]
+            if list(before) != list(now):
+                raise DataError(f"{checkpoint}: written with the {what}s {', '.join(before)}, found {', '.join(now)}")
+            for name in now:
+                if before[name] != now[name]:
+                    changed = f"the {what} {name!r} has changed since, from {before[name]} to {now[name]}"
+                    raise DataError(f"{checkpoint}: {changed}; it cannot be resumed")
     return state
 
 
@@ -179,35 +157,13 @@ def valid_state(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn any failure to write a folder into one error that names it."""
+    """If a folder cannot be written, remove it and raise an error that names it."""
     try:
         yield
     except Exception as error:
-        raise _not_written(path, error) from error
-
-
-@contextmanager
-def remove_half_written(trainer: MixtureTrainer) -> Iterator[None]:
-    """If training fails while it writes a checkpoint, remove the checkpoint and raise an error that names it."""
-    started = time.time()
-    try:
-        yield
-    except Exception as error:
-        checkpoint = checkpoint_of(trainer.args.output_dir, trainer.state.global_step)
-        # Not one that an earlier crash left behind.
-        begun = any(path.stat().st_mtime >= started for path in checkpoint.rglob("*"))
-        if not trainer.is_world_process_zero() or not begun or (checkpoint / MANIFEST_FILE).exists():
-            raise
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        raise _not_written(checkpoint, error) from error
-
-
-def _refuse_other_data(checkpoint: Path, kind: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    if list(before) != list(now):
-        raise DataError(f"{checkpoint}: written with the {kind} {', '.join(before)}, found {', '.join(now)}")
-    for name in now:
-        if before[name] != now[name]:
-            raise DataError(f"{checkpoint}: the dataset {name!r} has changed since it was written")
+        shutil.rmtree(path, ignore_errors=True)
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise OSError(f"{path}: could not be written ({reason})") from error
 
 
 def _damage_of_files(checkpoint: Path) -> str | None:
@@ -215,13 +171,11 @@ def _damage_of_files(checkpoint: Path) -> str | None:
         return "it was not written completely"
     try:
         manifest = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))
-        if TRAINER_STATE_NAME not in manifest:
-            return f"its {MANIFEST_FILE} does not list {TRAINER_STATE_NAME}"
-        for name, expected in manifest.items():
+        for name in {TRAINER_STATE_NAME: None, **manifest}:
             path = checkpoint / name
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != expected["bytes"] or _measure(path) != expected:
+            if path.stat().st_size != manifest[name]["bytes"] or _measure(path) != manifest[name]:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
@@ -231,8 +185,3 @@ def _damage_of_files(checkpoint: Path) -> str | None:
 def _measure(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
-
-
-def _not_written(path: Path, error: Exception) -> OSError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return OSError(f"{path}: could not be written ({reason})")

@@ -25,13 +25,9 @@ HISTORY = 512
 
 
 class ProgressDisplay(TrainerCallback):
-    """Shows step, loss, learning rate, time left and probabilities; a few plain lines without a terminal.
+    """Shows step, loss, time left and probabilities of a run, or of several in turn, such as the stages of a method.
 
-    Everything but steps and time comes from the Trainer's logs. One display may follow several runs in turn, such as
-    the stages of a method.
-
-    Args:
-        label: Name of the run.
+    Without a terminal it prints about ten lines per run.
     """
 
     def __init__(self, console: Console, label: str) -> None:
@@ -40,7 +36,6 @@ class ProgressDisplay(TrainerCallback):
         self._live: Live | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start again, at the step that a run is resumed from."""
         self._stop()
         folder = Path(args.output_dir).parent
         stage = f", stage {folder.name}" if folder.parent.name == STAGES_FOLDER else ""
@@ -51,7 +46,6 @@ class ProgressDisplay(TrainerCallback):
         self._started = time.monotonic()
         self._logs: Mapping[str, float] = {}
         self._history: list[Mapping[str, float]] = []
-        self._previous: list[str] = []
         # A terminal without block characters gets plain lines.
         if state.is_world_process_zero and self._console.is_terminal and not self._console.options.ascii_only:
             self._live = Live(
@@ -62,33 +56,29 @@ class ProgressDisplay(TrainerCallback):
             atexit.register(self._stop)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Count the step."""
         self._step = state.global_step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Store the logs, and print a plain line if one is due."""
-        logs: dict[str, float] = kwargs["logs"]
-        if "loss" not in logs or not state.is_world_process_zero:
+        if "loss" not in kwargs["logs"] or not state.is_world_process_zero:
             return
-        self._step = state.global_step
-        self._logs = logs
-        if weights := _named(logs, "sampling/"):
+        self._step, self._logs = state.global_step, kwargs["logs"]
+        if weights := self._logged("sampling/"):
             self._history.append(weights)
         if len(self._history) > HISTORY:
             self._history = self._history[1::2]
         due = self._step * PLAIN_LINES // self._steps
         if self._live is None and due > self._printed:
             self._printed = due
+            shares = [f"{name} {percent(weights[name])}" for name in largest(weights, PLAIN_DATASETS)]
+            mixture = f"; drawing {', '.join(shares)}" if shares else ""
             facts = [f"{self._title}: step {self._step:,} of {self._steps:,}", *self._facts(), self._time()]
-            self._print("; ".join([", ".join(facts), *self._changes()]))
+            self._print(", ".join(facts) + mixture)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Replace the picture by one line."""
         if self._live is not None:
             self._stop()
-            loss = f", loss {self._logs['loss']:.3f}" if self._logs else ""
             took = duration(time.monotonic() - self._started)
-            self._print(f"{self._title}: {self._step - self._first:,} steps in {took}{loss}")
+            self._print(", ".join([f"{self._title}: {self._step - self._first:,} steps in {took}", *self._facts()]))
 
     def _stop(self) -> None:
         if self._live is not None:
@@ -107,38 +97,18 @@ class ProgressDisplay(TrainerCallback):
         return f"{duration(elapsed / done * (self._steps - self._step))} left" if done else "starting"
 
     def _facts(self) -> list[str]:
-        facts = [f"loss {self._logs['loss']:.3f}"] if "loss" in self._logs else []
-        if "learning_rate" in self._logs:
-            facts.append(f"learning rate {self._logs['learning_rate']:.2g}")
+        formats = {"loss": "loss {:.3f}", "learning_rate": "learning rate {:.2g}"}
+        facts = [text.format(self._logs[name]) for name, text in formats.items() if name in self._logs]
         elapsed, probing = time.monotonic() - self._started, self._logs.get("probing/seconds", 0.0)
-        if 0 < probing < elapsed:
-            facts.append(f"probing adds {probing / (elapsed - probing):.0%}")
-        return facts
+        return [*facts, f"probing adds {probing / (elapsed - probing):.0%}"] if 0 < probing < elapsed else facts
 
-    def _changes(self) -> list[str]:
-        """Return what a plain line says about the mixture, except what the previous line said too."""
-        before, self._previous = self._previous, []
-        if self._history:
-            now = self._history[-1]
-            shares = ", ".join(f"{name} {percent(now[name])}" for name in largest(now, PLAIN_DATASETS))
-            self._previous.append(f"drawing {shares}")
-        if influence := _named(self._logs, "influence/"):
-            (best,) = largest(influence, 1)
-            self._previous.append(f"largest influence {best} {influence[best]:+.2g}")
-        return [sentence for sentence in self._previous if sentence not in before]
+    def _logged(self, prefix: str) -> dict[str, float]:
+        return {key.removeprefix(prefix): value for key, value in self._logs.items() if key.startswith(prefix)}
 
     def _picture(self) -> Group:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._steps, completed=self._step, width=24)
         progress = Text(f"{self._step:,} of {self._steps:,}")
         head.add_row(Text(self._title, "bold"), bar, progress, Text(self._time(), "dim"))
-        parts: list[Table | Text] = [head]
-        if facts := self._facts():
-            parts.append(Text("   ".join(facts)))
-        if self._history:
-            parts.append(mixture_table(self._history, _named(self._logs, "influence/")))
-        return Group(*parts)
-
-
-def _named(logs: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {key.removeprefix(prefix): value for key, value in logs.items() if key.startswith(prefix)}
+        mixture = [mixture_table(self._history, self._logged("influence/"))] if self._history else []
+        return Group(head, Text("   ".join(self._facts())), *mixture)

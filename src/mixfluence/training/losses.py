@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,12 +30,9 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch."""
         columns = list(sentence_features)
-        loss: Tensor = (
-            self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels)
-            if packed(columns[0])
-            else super().forward(columns, labels)
-        )
-        return loss
+        if not packed(columns[0]):
+            return cast(Tensor, super().forward(columns, labels))
+        return cast(Tensor, self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels))
 
 
 def info_nce(
@@ -53,28 +50,18 @@ def info_nce(
         mini_batch_size: Encode this many texts at a time with cached gradients (GradCache): the same gradient with
             far less memory, about twice as slow. None encodes the batch at once.
         gather_across_devices: Also use the passages of other processes as negatives, with their gradient.
-
-    Returns:
-        A loss with the attribute `temperature`.
     """
-    options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
-    loss: nn.Module = (
-        PackedMultipleNegativesRankingLoss(model, **options)
-        if mini_batch_size is None
-        else CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
-    )
-    return loss
+    kind: Any = PackedMultipleNegativesRankingLoss
+    if mini_batch_size is not None:
+        kind = partial(CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
+    return cast(nn.Module, kind(model, scale=1 / temperature, gather_across_devices=gather_across_devices))
 
 
 class Reference:
-    """A frozen encoder in eval mode, given token ids of the trained model.
+    """A frozen encoder in eval mode, given token ids of the trained model and the precision of the training.
 
     It is not an `nn.Module`, so that a loss that holds it neither trains nor saves it, and sentence-transformers does
     not replace its model by the one being trained.
-
-    Args:
-        autocast: Precision of the training, which accelerate applies to the trained model only; None for the
-            encoder's own.
     """
 
     def __init__(self, model: SentenceTransformer, autocast: torch.dtype | None = None) -> None:
@@ -95,14 +82,9 @@ class Reference:
 class GroupLoss(nn.Module):
     """InfoNCE of one dataset in a proxy run, times the current group-DRO weight of the dataset.
 
-    Prefer `info_nce` if nothing is to be weighted. Each batch is weighed once, by the losses of all processes; with
-    gradient accumulation each micro-batch. Without gradients, as in evaluation, it is the plain loss and no weight
-    changes. The trained model is compared with dropout, the reference without.
-
-    Args:
-        reference: The encoder that the losses of the trained `model` are compared with.
-        weigh: Takes the losses of all queries under model and reference, and returns the weight of the batch.
-        own_negatives_only: Use only a row's own passages, in rows that have hard negatives.
+    Each batch, or micro-batch, is weighed once, by the losses of all processes under model and reference. Without
+    gradients, as in evaluation, it is the plain loss and no weight changes. The trained model is compared with
+    dropout, the reference without. `own_negatives_only` ignores in-batch negatives where a row has hard ones.
     """
 
     def __init__(
@@ -162,7 +144,7 @@ def group_losses(
         strategy: The strategy of the same trainer.
         names: The datasets, in the trainer's order.
         temperature: Divides the cosines.
-        autocast: Precision of the training: `torch.bfloat16` if the training argument `bf16` is on.
+        autocast: `torch.bfloat16` if the training argument `bf16` is on.
         gather_across_devices: As for `info_nce`; only on several processes.
     """
     if reference is model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -42,8 +42,7 @@ class M3Distillation(CachedLossMixin, nn.Module):
         """Return the mean loss of a batch."""
         columns = list(sentence_features)
         if self.uses_gradient_cache:
-            loss: Tensor = CachedLossMixin.forward_cached(self, columns, labels)
-            return loss
+            return cast(Tensor, CachedLossMixin.forward_cached(self, columns, labels))
         return self._mean(embed_columns(self.model, columns), labels)
 
     def calculate_loss(
@@ -54,10 +53,6 @@ class M3Distillation(CachedLossMixin, nn.Module):
         if with_backward:
             torch.autograd.backward(loss)
         return loss.detach() if with_backward else loss
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings for the model card."""
-        return {name: getattr(self, name) for name in ("temperature", "mini_batch_size", "gather_across_devices")}
 
     def _mean(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
         queries, *passages = normalised(columns)
@@ -76,10 +71,8 @@ def distillation_losses(own: Tensor, others: Tensor, teacher: Tensor) -> Tensor:
 
     A query's own passages are taken in turn: the positive first, then its negatives by falling teacher score. Each is
     the target once, against all passages except those taken before it, weighted by the softmax of the teacher's
-    scores. The denominators are a cumulative sum from the end, so one pass is enough.
-
-    A row whose positive has no score uses plain InfoNCE. A negative without a score is never a target, but stays in
-    the denominators.
+    scores. The denominators are a cumulative sum from the end, so one pass is enough. A row whose positive has no
+    score uses plain InfoNCE. A negative without a score is never a target, but stays in the denominators.
 
     Args:
         own: Queries x own passages, the positive first: the student's scores, divided by the temperature.

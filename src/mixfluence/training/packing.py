@@ -3,8 +3,8 @@
 sentence-transformers packs sequences if flash-attn is installed (`unpad_inputs`); here torch's own kernel is enough.
 Whether a model computes the same embeddings either way is tested on rows of the run: its class does not tell.
 
-Small encoders spend most of their time launching kernels. A CUDA graph launches them all at once but has a fixed size,
-so compiled batches are filled up with dummy sequences to one of a few sizes.
+Small encoders spend most of their time launching kernels. A CUDA graph launches them at once but has a fixed size, so
+compiled batches are filled up with dummy sequences to one of a few sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 ATTENTION = "mixfluence_packed"
 # Options of attention that only the padded kernel supports.
 PADDED_ONLY = ("sliding_window", "softcap", "position_bias", "s_aux")
-# Features that distinguish queries from documents.
+# Features that distinguish queries from documents, which are packed together.
 SIDES = ("task", "prompt_length")
 # Maximum lengths are rounded up to a multiple of this, so that compiled code sees few of them.
 LENGTH_STEP = 64
@@ -56,15 +56,10 @@ GRAPHS: Compiler = partial(torch.compile, dynamic=True, mode="reduce-overhead")
 
 @dataclass(frozen=True)
 class Packing:
-    """How to pack sequences for a model.
+    """How to pack sequences for a model."""
 
-    Attributes:
-        first_position: Position id of the first token, which is not 0 in models like RoBERTa.
-        alike: Whether the model treats queries and documents alike, so that both can be packed together.
-    """
-
+    # Position id of the first token, which is not 0 in models like RoBERTa.
     first_position: int = 0
-    alike: bool = True
 
     def features(self, layout: TokenLayout, texts: Sequence[NDArray[np.int32]]) -> dict[str, Any]:
         """Return the model's input for these texts, under the names that sentence-transformers' modules know."""
@@ -77,12 +72,12 @@ class Packing:
             "seq_idx": np.repeat(np.arange(len(texts)), lengths),
             **{name: np.zeros_like(positions) for name in layout.zeros},
         }
-        features: dict[str, Any] = {name: torch.from_numpy(values)[None] for name, values in tokens.items()}
-        offsets = torch.from_numpy(bounds.astype(np.int32))
         longest = -(-int(lengths.max()) // LENGTH_STEP) * LENGTH_STEP
-        features |= _bounds(offsets, longest)
-        sides = SIDES if self.alike else ()
-        return features | {name: value for name, value in layout.constants.items() if name not in sides}
+        return {
+            **{name: torch.from_numpy(values)[None] for name, values in tokens.items()},
+            **_bounds(torch.from_numpy(bounds.astype(np.int32)), longest),
+            **{name: value for name, value in layout.constants.items() if name not in SIDES},
+        }
 
 
 def learn_packing(
@@ -91,14 +86,7 @@ def learn_packing(
     layouts: Mapping[str, TokenLayout],
     precision: AbstractContextManager[Any],
 ) -> Packing | None:
-    """Find out how to pack sequences for a model, and prepare the model for it; None if it needs padding.
-
-    Args:
-        model: The encoder, on its device.
-        columns: A few texts of every column.
-        layouts: Padding of each column.
-        precision: Autocast context of the training.
-    """
+    """Learn from a few texts of every column how to pack for a model, and prepare it; None if it needs padding."""
     if not all(layout.padded for layout in layouts.values()) or not prepare_attention(model):
         return None
     try:
@@ -154,14 +142,12 @@ def _try_out(
         return 1 - float(F.cosine_similarity(embed(packing.features).double(), padded.double()).min())
 
     pad_id = next(iter(layouts.values())).pad_id
-    apart = min((Packing(first, alike=False) for first in (0, pad_id + 1)), key=distance)
+    best = min((Packing(first) for first in (0, pad_id + 1)), key=distance)
     rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
-    tolerance = HALF_TOLERANCE if rounded else TOLERANCE
-    if (found := distance(apart)) > tolerance:
+    if (found := distance(best)) > (HALF_TOLERANCE if rounded else TOLERANCE):
         logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", found)
         return None
-    together = replace(apart, alike=True)
-    return together if distance(together) <= tolerance else apart
+    return best
 
 
 def packed_attention(
@@ -180,8 +166,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each sequence; padded ones use transformers' SDPA. The signature is that of transformers."""
     if cu_seq_lens_q is None:
-        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **others}
-        output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return output
     if asked := [name for name in PADDED_ONLY if others.get(name) is not None]:
         raise ValueError(f"attention with {asked[0]} is only supported for padded sequences")
@@ -220,26 +206,21 @@ def _mask(attention_mask: Tensor | None = None, **options: Any) -> Tensor | None
 def compile_encoder(model: nn.Module, compiler: Compiler = GRAPHS) -> None:
     """Compile the transformers of a model for packed sequences; padded ones run uncompiled."""
     for part in transformers_in(model):
-        if not isinstance(part.forward, FilledUp):
-            # sentence-transformers calls `forward` itself, which `Module.compile` does not replace.
-            part.forward = FilledUp(part.forward, compiler)
+        # sentence-transformers calls `forward` itself, which `Module.compile` does not replace.
+        part.forward = _compiled(part.forward, compiler)
 
 
-class FilledUp:
-    """A transformer's compiled `forward`, called with one of a few numbers of tokens."""
+def _compiled(forward: Callable[..., Any], compiler: Compiler) -> Callable[..., Any]:
+    fast = compiler(forward)
 
-    def __init__(self, forward: Callable[..., Any], compiler: Compiler) -> None:
-        self._forward = forward
-        self._compiled = compiler(forward)
-
-    def __call__(self, **inputs: Any) -> Any:
-        """Return the transformer's output, with the last hidden state cut back to the given tokens."""
+    def call(**inputs: Any) -> Any:
         if "cu_seq_lens_q" not in inputs:
-            return self._forward(**inputs)
-        tokens = inputs["input_ids"].shape[1]
-        output = self._compiled(**fill_up(inputs))
-        output["last_hidden_state"] = output["last_hidden_state"][:, :tokens]
+            return forward(**inputs)
+        output = fast(**fill_up(inputs))
+        output["last_hidden_state"] = output["last_hidden_state"][:, : inputs["input_ids"].shape[1]]
         return output
+
+    return call
 
 
 def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -249,13 +230,10 @@ def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
     bounds = inputs["cu_seq_lens_q"]
     added = torch.arange(1, FILLERS + 1, dtype=torch.int64, device=bounds.device) * missing // FILLERS
     bounds = torch.cat([bounds, (added + tokens).to(bounds.dtype)])
-    longest = max(inputs["max_length_q"], -(-missing // FILLERS))
-    filled = inputs | _bounds(bounds, longest)
-    for name in ("input_ids", "token_type_ids", "position_ids"):
-        if name in filled:
-            filled[name] = F.pad(filled[name], (0, missing))
-    filled.pop("seq_idx", None)
-    return filled
+    kept = {name: value for name, value in inputs.items() if name != "seq_idx"}
+    for name in kept.keys() & {"input_ids", "token_type_ids", "position_ids"}:
+        kept[name] = F.pad(kept[name], (0, missing))
+    return kept | _bounds(bounds, max(inputs["max_length_q"], -(-missing // FILLERS)))
 
 
 def _bounds(bounds: Tensor, longest: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ from mixfluence.influence import (
     relative_rate,
     resolve_metric,
 )
-from mixfluence.training.batches import Collator, MixtureRows, dev_negatives_per_row
+from mixfluence.training.batches import Collate, MixtureRows, dev_negatives_per_row
 from mixfluence.training.sampler import batch_sizes, data_seed
-from mixfluence.training.streams import Rows, RowStream, StreamState, mix, permuted, shard
+from mixfluence.training.streams import Rows, RowStream, mix, permuted, restore, shard
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureTrainer
@@ -44,13 +44,7 @@ PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
 class ProbeRunner:
     """Runs rounds of probes for a trainer whose strategy asks for them, and updates the strategy.
 
-    Args:
-        dev: The dev sets.
-        negatives: Hard negatives per row of each training dataset.
-
-    Attributes:
-        influence: The last influence of each dataset that was measured.
-        seconds: Time spent on probes by this trainer.
+    `influence` is the last one of each dataset that was measured, `seconds` the time spent on probes by this trainer.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class ProbeRunner:
         trainer: MixtureTrainer,
         dev: Mapping[str, TokenisedRows],
         negatives: Mapping[str, int],
-        collate: Collator,
+        collate: Collate,
     ) -> None:
         assert trainer.strategy.probing is not None
         _refuse_unsupported(trainer)
@@ -130,20 +124,16 @@ class ProbeRunner:
         """Continue from a checkpoint."""
         self._rounds = state["rounds"]
         self._spread = math.inf if state["spread"] is None else state["spread"]
-        for streams, states in (self._streams, state["streams"]), (self._dev_streams, state["dev_streams"]):
-            for stream, (position, waiting) in zip(streams, states, strict=True):
-                stream.state = StreamState(position, tuple(waiting))
+        restore(self._streams, state["streams"])
+        restore(self._dev_streams, state["dev_streams"])
 
     def _run(self) -> Influences:
         chosen = self._choose()
+        drawn: dict[int, list[Rows]] = {}
         # Every process draws for all datasets, whichever it probes, so that the streams stay alike.
-        drawn = {
-            dataset: [
-                self._streams[dataset].take(self._batch_sizes[dataset], self._world)
-                for _ in range(self._probing.steps)
-            ]
-            for dataset in chosen
-        }
+        for dataset in chosen:
+            stream, size = self._streams[dataset], self._batch_sizes[dataset]
+            drawn[dataset] = [stream.take(size, self._world) for _ in range(self._probing.steps)]
 
         def batches(dataset: int) -> Iterator[dict[str, Any]]:
             for rows in drawn[dataset]:
@@ -164,11 +154,9 @@ class ProbeRunner:
         self._rounds += 1
         return influences
 
-    def _open(
-        self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], purpose: int
-    ) -> list[RowStream]:
+    def _open(self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], use: int) -> list[RowStream]:
         return [
-            RowStream(len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(self._seed, purpose, number))
+            RowStream(len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(self._seed, use, number))
             for number, (name, rows) in enumerate(datasets.items())
         ]
 
@@ -231,18 +219,15 @@ class TrainerLearner:
 
     def agree(self, values: Tensor) -> Tensor:
         """Return the values of the first process on every process."""
-        agreed: Tensor = broadcast(values) if self._trainer.args.world_size > 1 else values
-        return agreed
+        return cast(Tensor, broadcast(values)) if self._trainer.args.world_size > 1 else values
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all processes."""
-        added: Tensor = reduce(values.contiguous(), "sum")
-        return added
+        return cast(Tensor, reduce(values.contiguous(), "sum"))
 
     def place(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch on the trainer's device."""
-        placed: dict[str, Any] = send_to_device(batch, self._trainer.args.device, non_blocking=True)
-        return placed
+        return cast(dict[str, Any], send_to_device(batch, self._trainer.args.device, non_blocking=True))
 
     @contextmanager
     def detached(self) -> Iterator[None]:
@@ -254,26 +239,22 @@ class TrainerLearner:
         parts = [part for loss in self._losses for part in loss.modules()]
         calling = [part for part in parts if getattr(part, "model", None) is wrapped]
         gathering = [part for part in parts if getattr(part, "gather_across_devices", False)]
-
-        def set_all(model: nn.Module, gather: bool) -> None:
-            for part in calling:
-                part.model = model
-            for part in gathering:
-                part.gather_across_devices = gather
-
-        set_all(self.model, False)
+        changes: list[tuple[nn.Module, str, Any, Any]] = [(part, "model", self.model, wrapped) for part in calling]
+        changes += [(part, "gather_across_devices", False, True) for part in gathering]
+        for part, name, value, _ in changes:
+            setattr(part, name, value)
         try:
             yield
         finally:
-            set_all(wrapped, True)
+            for part, name, _, before in changes:
+                setattr(part, name, before)
 
 
 def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return what the trace says about a round, besides its cost in `seconds` and `memory` (in parameter sizes).
 
-    `on_targets` is the influence of each dataset on each dev set; `dev`, the metric on each dev set before the round;
-    `rows` of each dev set; `failed`, datasets whose probe was not finite. A list in `facts`, which the strategy
-    reports, has one value per measured dataset.
+    `on_targets` is the influence of each dataset on each dev set, `dev` the metric on each dev set before the round,
+    `failed` the datasets whose probe was not finite. A list in `facts` has one value per measured dataset.
     """
     probed, targets = [names[dataset] for dataset in influences.probed], influences.targets
 

@@ -22,7 +22,7 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
 from mixfluence.strategies import Strategy
-from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, shard, uniform
+from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, restore, shard, uniform
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,8 @@ class Draw(NamedTuple):
 class MixtureBatchSampler(Sampler[list[int]]):
     """Yields row numbers of one dataset at a time, numbered through all datasets in order.
 
-    Args:
-        weights: Returns the probability of each dataset, given the fraction of the run's batches already drawn;
-            called before every draw.
-        batch_sizes: Rows per draw of each dataset, over all processes.
-        draws_per_epoch: Batches in one pass of the loader.
-        max_epochs: Most passes over any dataset's rows, None for no limit.
-        world: Number of processes. All draw the same dataset, and each keeps its shard of the rows.
+    `weights` is called before every draw with the fraction of the run's batches already drawn. Batch sizes are over
+    all processes: all draw the same dataset, and each keeps its shard of the rows.
     """
 
     def __init__(
@@ -126,15 +121,14 @@ class MixtureBatchSampler(Sampler[list[int]]):
             "drawn_ahead": self.drawn_ahead,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], skip: bool = True) -> None:
-        """Continue from a checkpoint; `skip` if the Trainer will discard the batches of this epoch trained on."""
-        for stream, (position, waiting) in zip(self._streams, state["streams"], strict=True):
-            stream.state = StreamState(position, tuple(waiting))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; the Trainer will discard the batches of this epoch that were trained on."""
+        restore(self._streams, state["streams"])
         self.rows_drawn[:] = state["rows_drawn"]
         self._trained = state["trained"]
         self._pending.clear()
         self._replay = deque(state["drawn_ahead"])
-        self._skip = self._trained % self._draws_per_epoch if skip else 0
+        self._skip = self._trained % self._draws_per_epoch
 
     def _draw(self) -> list[int]:
         dataset = self._replay.popleft() if self._replay else self._choose()
@@ -159,10 +153,7 @@ def build_sampler(
     negatives: Mapping[str, int],
     parts: Mapping[str, Mapping[str, int]],
 ) -> MixtureBatchSampler:
-    """Return the sampler of a whole run, given the hard negatives per row and the sizes of any parts of each dataset.
-
-    Without `max_steps`, an epoch has as many batches as all rows would fill.
-    """
+    """Return the sampler of a run; without `max_steps`, an epoch has as many batches as all rows would fill."""
     seed, wanted = data_seed(args), args.train_batch_size * args.world_size
     sizes = batch_sizes(args.train_batch_size, args.world_size, tokenised)
     streams: list[RowStream] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,16 +72,18 @@ class StreamState(NamedTuple):
     waiting: tuple[int, ...] = ()
 
 
+def restore(streams: Sequence[RowStream], states: Sequence[Sequence[Any]]) -> None:
+    """Set the states of streams to those of a checkpoint."""
+    for stream, (position, waiting) in zip(streams, states, strict=True):
+        stream.state = StreamState(position, tuple(waiting))
+
+
 class RowStream:
     """A dataset as an endless sequence of batches in which no text answers two queries.
 
     A row conflicts with a batch if its anchor or positive is already in it, or if one of its negatives is another
     row's anchor or positive. Conflicting rows wait for a later batch; when too many wait, the batch stays short.
-
-    Args:
-        size: Number of rows.
-        text_keys: Returns, for rows, one key per text: anchor, positive, then negatives.
-        key: Seed of the shuffle.
+    `text_keys` returns, for rows, one key per text: anchor, positive, then negatives.
     """
 
     def __init__(self, size: int, text_keys: TextKeys, key: int) -> None:
@@ -93,10 +95,7 @@ class RowStream:
         self._block = np.empty(0, np.int64)
 
     def take(self, count: int, multiple: int = 1) -> Rows:
-        """Return `count` rows without conflicts, or as many as can be found.
-
-        A short batch is cut to a multiple of `multiple`, unless it is shorter than one.
-        """
+        """Return `count` rows without conflicts, or as many as can be found, cut to a multiple of `multiple`."""
         rows = self._take(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
             position, waiting = self.state
@@ -120,7 +119,7 @@ class RowStream:
         position, waiting = self.state
         rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
         patience = max(4 * count, min(self.size, LOOKAHEAD))
-        while not batch.full and len(batch.postponed) < patience:
+        while len(batch.rows) < count and len(batch.postponed) < patience:
             wanted = _rows_to_read(count, len(batch.rows))
             candidates = self._shuffled(position, wanted)
             # Rows left over when the batch is full are read again later instead of waiting.
@@ -145,12 +144,8 @@ class RowStream:
 class PartStream(RowStream):
     """A stream whose batches hold rows of one part of the dataset, such as one source and text length.
 
-    Rows are read in the shuffled order of the whole dataset and wait until one part fills a batch, so that parts are
-    drawn in proportion to their size. Prefer `RowStream` for a dataset without parts.
-
-    Args:
-        parts: Number of rows of each part; parts are contiguous.
-        least: Parts with fewer rows are joined with the next one, a small last part with the previous one.
+    Rows are read in the shuffled order of the whole dataset and wait until the largest part of them fills a batch, so
+    that parts are drawn in proportion to their size. Contiguous parts of less than `least` rows are joined.
     """
 
     def __init__(self, size: int, text_keys: TextKeys, key: int, parts: Sequence[int], least: int) -> None:
@@ -166,28 +161,17 @@ class PartStream(RowStream):
         rows = np.array(waiting, np.int64)
         patience = 2 * len(self._ends) * count + min(self.size, LOOKAHEAD)
         while True:
-            chosen = self._choose(rows, count)
-            if len(chosen) == count or len(rows) >= patience:
+            owners = np.searchsorted(self._ends, rows, side="right")
+            places = np.flatnonzero(owners == np.bincount(owners, minlength=1).argmax())
+            batch = Batch(count)
+            batch.add(places, self._text_keys(rows[places]))
+            if len(batch.rows) == count or len(rows) >= patience:
                 break
             more = _rows_to_read(count, 0)
             rows = np.concatenate([rows, self._shuffled(position, more)])
             position += more
-        self.state = StreamState(position, tuple(np.delete(rows, chosen).tolist()))
-        return rows[chosen]
-
-    def _choose(self, rows: Rows, count: int) -> list[int]:
-        """Return indices of a batch: of the largest part that fills it, or of the part that comes closest."""
-        best: list[int] = []
-        owners = np.searchsorted(self._ends, rows, side="right")
-        sizes = np.bincount(owners, minlength=1)
-        for part in np.argsort(-sizes, kind="stable"):
-            if sizes[part] <= len(best) or len(best) == count:
-                break
-            places = np.flatnonzero(owners == part)
-            batch = Batch(count)
-            batch.add(places, self._text_keys(rows[places]))
-            best = max(best, batch.rows, key=len)
-        return best
+        self.state = StreamState(position, tuple(np.delete(rows, batch.rows).tolist()))
+        return rows[batch.rows]
 
 
 class Batch:
@@ -200,16 +184,11 @@ class Batch:
         self._texts: set[int] = set()
         self._answers: set[int] = set()
 
-    @property
-    def full(self) -> bool:
-        """Whether the batch has all rows it needs."""
-        return len(self.rows) == self.count
-
     def add(self, candidates: Rows, keys: NDArray[np.uint64]) -> list[int]:
-        """Accept or postpone candidates until the batch is full; return the rest."""
+        """Accept or postpone candidates until the batch has `count` rows; return the rest."""
         rows: list[int] = candidates.tolist()
         for place, (anchor, positive, *negatives) in enumerate(keys.tolist()):
-            if self.full:
+            if len(self.rows) == self.count:
                 return rows[place:]
             if anchor in self._texts or positive in self._texts or not self._answers.isdisjoint(negatives):
                 self.postponed.append(rows[place])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,20 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.strategies import Static, Strategy
-from mixfluence.training.batches import Collator, MixtureRows, PlacedLoader, negatives_per_row, tokenise_all
+from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
 from mixfluence.training.callback import MixtureCallback
-from mixfluence.training.checkpoints import find_checkpoint, identity, read_state, remove_half_written, valid_state
+from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
-from mixfluence.training.preflight import check_arguments
 from mixfluence.training.probing import ProbeRunner
-from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler
+from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
 
+# Arguments that cannot work with a mixture, and why.
+UNSUPPORTED = {
+    "auto_find_batch_size": "the draws depend on the batch size",
+    "save_only_model": "a checkpoint without its optimizer cannot be resumed exactly",
+    "ignore_data_skip": "a resumed run could not repeat its draws",
+    "dataloader_persistent_workers": "a resumed run could not repeat its draws",
+}
 CARD_HEADING = "## Training mixture"
 
 
@@ -59,6 +65,9 @@ class MixtureTrainer(SentenceTransformerTrainer):
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
             encoders up to twice as fast, which pays off after some thousand steps.
         trace_path: Where to write the trace; `trace.jsonl` in the output folder if None.
+
+    Attributes:
+        seconds_before: Training time before the checkpoint that the run was resumed from.
     """
 
     def __init__(
@@ -89,32 +98,31 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self.sampler: MixtureBatchSampler
         self.probing: ProbeRunner | None = None
         self.resumed: dict[str, Any] | None = None
+        self.seconds_before = 0.0
         if self.dev and "eval_dataset" not in options:
             evaluated = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
             options["eval_dataset"] = _text_columns(evaluated) if evaluated else None
         super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
         # Truncate queries and passages of the dev loss to the lengths used by the token cache.
         self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
-        check_arguments(self)
+        check_arguments(self.args)
+        self._check_learning_rates()
         path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
-        self._mixture_callback = MixtureCallback(self, path)
-        self.add_callback(self._mixture_callback)
+        self.add_callback(MixtureCallback(self, path))
 
     def train(self, resume_from_checkpoint: Path | str | bool | None = None, **options: Any) -> TrainOutput:
         """Train, or resume exactly where a checkpoint was written.
 
-        Args:
-            resume_from_checkpoint: A complete checkpoint; True for the newest complete one; `"latest"` for the newest
-                complete one, or step 0 if there is none.
-            **options: Other options of `Trainer.train`.
+        `resume_from_checkpoint` is a complete checkpoint, True for the newest complete one, or `"latest"` for the
+        newest complete one or step 0 if there is none.
         """
         checkpoint = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         self.resumed = None
         if checkpoint:
-            self.resumed = read_state(checkpoint, self._identity())
+            self.resumed = read_state(checkpoint, self.identity())
             with valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
-        with shape_free_attention(), preserve_forward(self.model), remove_half_written(self):
+        with shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
@@ -131,28 +139,23 @@ class MixtureTrainer(SentenceTransformerTrainer):
         tokenised = self.tokenised
         negatives = negatives_per_row(tokenised, self.num_negatives)
         rows = MixtureRows(tokenised, negatives)
-        collate = Collator(isinstance(self.loss, dict), self._learn_packing(rows))
+        prepare = partial(collate, name_datasets=isinstance(self.loss, dict), packing=self._learn_packing(rows))
         parts = {name: rows.parts for name, rows in self.mixture.items()}
         self.sampler = build_sampler(self.args, self.strategy, tokenised, negatives, parts)
         if self.dev and self.strategy.probing:
-            self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, collate)
+            self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, prepare)
         if self.resumed:
             with valid_state(self.args.output_dir):
-                self.sampler.load_state_dict(self.resumed["sampler"], skip=not self.args.ignore_data_skip)
+                self.sampler.load_state_dict(self.resumed["sampler"])
                 if self.probing:
                     self.probing.load_state_dict(self.resumed["rounds"])
                     self.probing.influence = self.resumed["influence"]
-        return PlacedLoader(self.args, rows, self.sampler, collate)
+        return PlacedLoader(self.args, rows, self.sampler, prepare)
 
     @cached_property
     def tokenised(self) -> dict[str, TokenisedRows]:
         """Token ids of every training dataset, tokenised on first access."""
         return self._tokenise(self.mixture)
-
-    @property
-    def seconds_before(self) -> float:
-        """Training time before the checkpoint that the run was resumed from, 0 for a run from step 0."""
-        return self._mixture_callback.seconds_before
 
     def probabilities(self) -> dict[str, float]:
         """Return the probability of each dataset for the next draw."""
@@ -171,12 +174,23 @@ class MixtureTrainer(SentenceTransformerTrainer):
             for name, rows in self.tokenised.items()
         }
 
+    def identity(self) -> dict[str, Any]:
+        """Return what a resumed run must share with its checkpoint; dev sets count only if they guide the strategy."""
+        settings = {
+            "seed": data_seed(self.args),
+            "batch size": self.args.train_batch_size * self.args.world_size,
+            "gradient accumulation": self.args.gradient_accumulation_steps,
+            "strategy": type(self.strategy).__name__,
+        }
+        guides = self.dev.fingerprints if self.dev and self.strategy.probing else {}
+        return {"fingerprints": self.mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
+
     def mixture_state(self) -> dict[str, Any]:
         """Return what a checkpoint needs besides the Trainer's state, as JSON values."""
         return {
             "sampler": self.sampler.state_dict(),
             "strategy": self.strategy.state_dict(),
-            **self._identity(),
+            **self.identity(),
             "rounds": self.probing.state_dict() if self.probing else None,
             "influence": self.probing.influence if self.probing else {},
         }
@@ -194,46 +208,59 @@ class MixtureTrainer(SentenceTransformerTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and list the mixture in its card."""
         super().save_model(output_dir, _internal_call)
-        if self.args.should_save and hasattr(self, "sampler"):
-            card = Path(output_dir or self.args.output_dir) / "README.md"
-            text = card.read_text(encoding="utf-8").split(f"\n{CARD_HEADING}\n")[0].rstrip()
-            card.write_text(f"{text}\n\n{CARD_HEADING}\n\n{self._card_section()}\n", encoding="utf-8")
-
-    def _card_section(self) -> str:
-        probabilities, rows_drawn = self.probabilities(), self._named(self.sampler.rows_drawn)
-        lines = [
-            f"Sampled with mixfluence, strategy `{type(self.strategy).__name__}`; probabilities at the end.",
-            "",
-            "| dataset | rows | probability | rows drawn | epochs |",
-            "| --- | ---: | ---: | ---: | ---: |",
-        ]
-        for name, size in self.mixture.sizes.items():
-            drawn = rows_drawn[name]
+        if not self.args.should_save or not hasattr(self, "sampler"):
+            return
+        rows = ["| dataset | rows | probability | rows drawn |", "| --- | ---: | ---: | ---: |"]
+        values = zip(self.mixture.sizes.items(), self.sampler.probabilities(), self.sampler.rows_drawn, strict=True)
+        for (name, size), probability, drawn in values:
             escaped = html.escape(name).replace("|", "&#124;").replace("\n", " ")
-            lines.append(f"| {escaped} | {size:,} | {probabilities[name]:.3g} | {drawn:,} | {drawn / size:.3g} |")
-        return "\n".join(lines)
+            rows.append(f"| {escaped} | {size:,} | {probability:.3g} | {drawn:,} |")
+        card = Path(output_dir or self.args.output_dir) / "README.md"
+        text = card.read_text(encoding="utf-8").split(CARD_HEADING)[0].rstrip()
+        strategy = f"Sampled with mixfluence, strategy `{type(self.strategy).__name__}`; probabilities at the end."
+        card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
+
+    def _save_checkpoint(self, *args: Any, **options: Any) -> None:
+        with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
+            super()._save_checkpoint(*args, **options)
 
     def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
         return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
-        wanted = self.args.device.type == "cuda" if self.packing is None else self.packing
         packing = None
-        if wanted:
+        if self.args.device.type == "cuda" if self.packing is None else self.packing:
             some = rows.batch(0, np.arange(min(4, self.mixture.sizes[next(iter(self.mixture))])))
             packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
-            reason = "this model needs padded sequences" if wanted else "needs packed sequences, the default on a GPU"
-            raise RecipeError(f"{'packing' if self.packing else 'compiled'}: {reason}")
+            option = "packing" if self.packing else "compiled"
+            raise RecipeError(f"{option}: needs packed sequences, by default on a GPU, and a model that allows them")
         if self.compiled:
             compile_encoder(self.model)
         return packing
 
+    def _check_learning_rates(self) -> None:
+        if not self.args.learning_rate_mapping:
+            return
+        try:
+            self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        except Exception as error:  # regular expressions and optimizers raise their own kinds
+            raise RecipeError(f"learning_rate_mapping: refused by the trainer library ({error})") from error
+
     def _named(self, values: NDArray[Any]) -> dict[str, Any]:
         return dict(zip(self.mixture, values.tolist(), strict=True))
 
-    def _identity(self) -> dict[str, Any]:
-        return identity(self.args, self.strategy, self.mixture, self.dev)
+
+def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
+    """Refuse arguments that cannot work with a mixture."""
+    if args.n_gpu > 1:
+        raise RecipeError(
+            f"{args.n_gpu} GPUs are visible to one process, which trains on one: "
+            f"use torchrun --nproc-per-node {args.n_gpu} for all, or CUDA_VISIBLE_DEVICES=0 for the first"
+        )
+    for name in UNSUPPORTED:
+        if getattr(args, name):
+            raise RecipeError(f"{name}: not supported, {UNSUPPORTED[name]}")
 
 
 def _text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:
