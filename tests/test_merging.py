@@ -20,12 +20,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
 from typer.testing import CliRunner
 
 from mixfluence import experiment
 from mixfluence.cli import app
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merged_mixture
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
@@ -220,6 +221,34 @@ def test_interrupted_in_any_stage_it_ends_bitwise_alike(
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert read_weights(broken.output / "weights.json") == read_weights(whole.output / "weights.json")
     assert resumed["big"].per_query == expected["big"].per_query
+
+
+@pytest.mark.slow
+def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Path) -> None:
+    class Counting(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.steps += 1
+
+    first = load_recipe(recipe_path, [MERGE, "train=[big]"])
+    experiment.run(first)
+    again = MERGE.replace("{", f"{{experts: {first.output}, ")
+    counting = Counting()
+    second = load_recipe(recipe_path, [again, f"output={tmp_path}/second"])
+    experiment.run(second, callbacks=[counting])
+    assert counting.steps == 8
+    theirs, ours = (parameters(recipe.output / "stages" / "expert-big") for recipe in (first, second))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert set(read_weights(second.output / "weights.json")) == {"big", "small"}
+    assert read_run(second.output).hours(on_gpu=False)["stages"] > read_run(first.output).hours(on_gpu=False)["stages"]
+    # Without the dataset that was added, and with another learning rate.
+    third = load_recipe(recipe_path, [again.replace("/run,", "/second,"), "train=[small]", f"output={tmp_path}/third"])
+    experiment.run(third, callbacks=[counting])
+    assert counting.steps == 8
+    changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", f"output={tmp_path}/fourth"])
+    with pytest.raises(RecipeError, match=r"expert-big.*training"):
+        experiment.run(changed)
 
 
 def merge_command(*words: str | Path) -> str:

@@ -27,7 +27,7 @@ from mixfluence.evaluation import Evaluation, score_rankings, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25
 from mixfluence.files import write_text
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, dev_samples
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, dev_samples, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
@@ -70,9 +70,7 @@ def run(
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
-        if not (resume and (stage_folder(folder, stage.name) / runs.RECORD_FILE).exists()):
-            logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-            _record_stage(recipe, stage, pool, _train(recipe, stage, pool, callbacks or [], resume=resume))
+        _finish_stage(recipe, stage, pool, callbacks or [], resume=resume)
         records[stage.name] = _read_stage(stage_folder(folder, stage.name))
         pool = replace(pool, found=records[stage.name]["found"])
     notes: list[str] = []
@@ -182,6 +180,20 @@ def _divide(
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
+
+
+def _finish_stage(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback], *, resume: bool) -> None:
+    """Train an earlier stage and record it, unless that was done before, in this run or in one to reuse."""
+    folder = stage_folder(recipe.output, stage.name)
+    if resume and (folder / runs.RECORD_FILE).exists():
+        return
+    if stage.reuse and (stage.reuse / runs.RECORD_FILE).exists():
+        if PartialState().is_main_process:
+            reuse_stage(recipe, stage, stage.reuse, folder)
+        PartialState().wait_for_everyone()
+        return
+    logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
+    _record_stage(recipe, stage, data, _train(recipe, stage, data, callbacks, resume=resume))
 
 
 def _train(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback], *, resume: bool) -> Trained:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import ignore_patterns
 from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -21,16 +23,28 @@ from mixfluence.data.retrieval import RetrievalSet, scoring_sample
 from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 from mixfluence.encoders import load_encoder
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import rank_embeddings, score_task
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
-from mixfluence.policy.initial import write_weights
-from mixfluence.runs import MEASURE, MODEL_FOLDER, TRACE_FILE, WEIGHTS_FILE, Run, read_trace, run_labels
+from mixfluence.policy.initial import read_weights, write_weights
+from mixfluence.runs import (
+    CHECKPOINTS_FOLDER,
+    MEASURE,
+    MODEL_FOLDER,
+    RECORD_FILE,
+    TRACE_FILE,
+    WEIGHTS_FILE,
+    Run,
+    read_record,
+    read_run_recipe,
+    read_trace,
+    run_labels,
+)
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
-    from mixfluence.strategies import Merge, Scoring
+    from mixfluence.strategies import Merge, Scoring, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +225,22 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
     merger.merge(found.weights.values()).save_pretrained(str(folder / MODEL_FOLDER))
     write_weights(folder / WEIGHTS_FILE, found.mixture)
     return found
+
+
+def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
+    """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
+    before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
+    compared = {key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")}
+    compared["training"] = (before.training, recipe.training.model_copy(update={"steps": before.training.steps}))
+    compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
+    for name in (name for name, weight in found.items() if weight):
+        compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
+    if different := [key for key, (then, now) in compared.items() if then != now]:
+        raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
+    shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
+    write_weights(folder / WEIGHTS_FILE, {name: found.get(name, 0.0) for name in recipe.train})
+    # Last, because it marks the stage as finished.
+    shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)
 
 
 def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:

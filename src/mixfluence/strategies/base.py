@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -35,6 +36,7 @@ class Stage:
         scored: Whether its model is scored on the dev sets once it is trained; see `Strategy.scoring`.
         merges: For the last one: its steps do not train. Each merges the models of the stages before it by other
             weights and scores the result on the dev sets; see `Strategy.merge_weights`.
+        reuse: Folder of the same stage in an earlier run, which is copied if it is finished.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Stage:
     against: str | None = None
     scored: bool = False
     merges: bool = False
+    reuse: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from urllib.parse import quote
 import numpy as np
 
 from mixfluence.policy import Vector, Weights
-from mixfluence.schema import Count, Share
+from mixfluence.runs import STAGES_FOLDER
+from mixfluence.schema import Count, PathLike, Share
 from mixfluence.strategies.base import FINAL, Scoring, Stage, Strategy
 from mixfluence.strategies.static import Static
 
@@ -29,7 +30,7 @@ class Merge(Strategy):
     COBYQA, which needs no gradients. The weights without the start's are also those of a data mixture, in
     `weights.json`.
 
-    The experts need no mixture and can be trained on different machines. Prefer `InfDDS` when datasets
+    Experts do not depend on each other, so that adding a dataset takes one more expert. Prefer `InfDDS` when datasets
     help each other, which experts cannot learn from each other, and `RegMix` when only the mixture is wanted. Merging
     holds for models that stay near their start: keep the experts short.
 
@@ -38,6 +39,8 @@ class Merge(Strategy):
 
     Attributes:
         expert_steps: Steps of each expert; by default they share the steps of the run evenly.
+        experts: Run folder of an earlier merge. Its experts are used again, so that only those of added datasets are
+            trained; model, data and training must be the same.
         soup: Give every expert the same weight instead of searching weights.
         start_share: Share of the start in the merge, against forgetting; None to search it too, 0 in a soup.
         evaluations: Most merges that are scored.
@@ -51,6 +54,7 @@ class Merge(Strategy):
     name: Literal["merge"] = "merge"
     max_epochs: None = None
     expert_steps: Count | None = None
+    experts: PathLike | None = None
     soup: bool = False
     start_share: Share | None = None
     evaluations: Count = 100
@@ -71,7 +75,9 @@ class Merge(Strategy):
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps = self.expert_steps or max(1, recipe.training.steps // len(recipe.train))
-        experts = [Stage(f"expert-{quote(name, safe='')}", steps, _drawing(name, recipe)) for name in recipe.train]
+        names = {name: f"expert-{quote(name, safe='')}" for name in recipe.train}
+        earlier = {name: self.experts / STAGES_FOLDER / names[name] for name in names} if self.experts else {}
+        experts = [Stage(names[name], steps, _drawing(name, recipe), reuse=earlier.get(name)) for name in names]
         final = Stage(
             FINAL, 1 if self.soup else self.evaluations, lambda found: Static(init=Weights(found)), merges=True
         )
