@@ -36,6 +36,7 @@ from mixfluence.strategies import (
     STRATEGIES,
     TDRO,
     Aioli,
+    Chameleon,
     Cooldown,
     DoGE,
     DoReMi,
@@ -64,6 +65,7 @@ SETTINGS = {
     "doremi": "rate: 0.5",
     "tdro": "rate: 0.5",
     "crisp": "branching: 2, levels: 2, encoder: {model}",
+    "chameleon": "encoder: {model}",
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
     "odm": "warmup_batches: 2",
     "regmix": "proxies: 8, proxy_steps: 12",
@@ -101,7 +103,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
     assert sum(weights.values()) == pytest.approx(1)
     # Weights of clusters are reported as shares of their datasets.
     assert set(weights) == {"small", "big"}
-    assert ("cluster" in record["seconds"]) == (method == "crisp")
+    assert ("cluster" in record["seconds"]) == (method in {"crisp", "chameleon"})
     assert (record["seconds"]["probe"] > 0) == (method in {"inf-dds", "multidds", "aioli", "merge"})
     assert list(record["stages"]) == STAGES.get(method, [])
     for stage, facts in record["stages"].items():
@@ -254,8 +256,10 @@ def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     }
     write_weights(tmp_path / "weights.json", {"a": 0.4, "b": 0.35, "c": 0.25})
     (clusters,) = CRISP().stages(small_recipe())
+    (unique,) = Chameleon().stages(small_recipe())
     still |= {
         "crisp": clusters.strategy({"a": 0.7, "b": 0.2, "c": 0.1}),
+        "chameleon": unique.strategy({"a": 0.2, "b": 0.5, "c": 0.3}),
         "replay": Replay(run=tmp_path, which="final"),
     }
     for name, strategy in still.items():

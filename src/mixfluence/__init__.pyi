@@ -24,6 +24,7 @@ from .strategies import ODM as ODM
 from .strategies import STRATEGIES as STRATEGIES
 from .strategies import TDRO as TDRO
 from .strategies import Aioli as Aioli
+from .strategies import Chameleon as Chameleon
 from .strategies import Cooldown as Cooldown
 from .strategies import DoGE as DoGE
 from .strategies import DoReMi as DoReMi

@@ -6,6 +6,7 @@ from mixfluence.strategies.base import Scoring as Scoring
 from mixfluence.strategies.base import Stage as Stage
 from mixfluence.strategies.base import StageResult as StageResult
 from mixfluence.strategies.base import Strategy as Strategy
+from mixfluence.strategies.chameleon import Chameleon as Chameleon
 from mixfluence.strategies.cooldown import Cooldown as Cooldown
 from mixfluence.strategies.crisp import CRISP as CRISP
 from mixfluence.strategies.doge import DoGE as DoGE
@@ -30,6 +31,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "doge": DoGE,
     "doremi": DoReMi,
     "crisp": CRISP,
+    "chameleon": Chameleon,
     "tdro": TDRO,
     "aioli": Aioli,
     "odm": ODM,
