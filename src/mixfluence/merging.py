@@ -145,7 +145,7 @@ class MergeSearch:
         datasets: Mapping[str, Any],
     ) -> None:
         self._merger, self._mixtures, self._scorer, self._path = merger, mixtures, scorer, path
-        self._names = [START, *mixtures]
+        self._names, self._datasets = [START, *mixtures], list(datasets)
         updates = [line["update"] for line in read_trace(path) if "update" in line] if path.exists() else []
         self._known = {tuple(update["merged"].values()): update for update in updates}
         self._seconds = 0.0
@@ -185,7 +185,9 @@ class MergeSearch:
         return cost | {"merged": dict(zip(self._names, weights.tolist(), strict=True)), "dev": scores}
 
     def _mixture(self, weights: Vector) -> dict[str, float]:
-        return merged_mixture(weights, list(self._mixtures.values()))
+        # An expert of an earlier run may have been trained beside other datasets.
+        found = merged_mixture(weights, list(self._mixtures.values()))
+        return {name: found.get(name, 0.0) for name in self._datasets}
 
 
 def merged_mixture(weights: Vector, mixtures: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -238,7 +240,6 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
     if different := [key for key, (then, now) in compared.items() if then != now]:
         raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
-    write_weights(folder / WEIGHTS_FILE, {name: found.get(name, 0.0) for name in recipe.train})
     # Last, because it marks the stage as finished.
     shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)
 

@@ -27,7 +27,7 @@ from mixfluence.report.compare import compare
 from mixfluence.report.page import render_page
 from mixfluence.runs import read_run
 from mixfluence.strategies import StageResult
-from mixfluence.strategies.regmix import Drawn, RegMix
+from mixfluence.strategies.regmix import Proxy, RegMix
 from tests.recipes import small_recipe
 from tests.test_experiment import StopAt, recipe_path
 
@@ -37,7 +37,7 @@ SIZES = {"a": 100, "b": 300, "c": 600}
 
 
 def test_mixtures_are_drawn_around_the_start() -> None:
-    first, second = (Drawn(around=PROPORTIONAL, seed=3, number=number) for number in (0, 1))
+    first, second = (Proxy(around=PROPORTIONAL, seed=3, number=number) for number in (0, 1))
     assert first.mixtures(SIZES, 1)[0].tolist() == pytest.approx([0.1, 0.3, 0.6])
     drawn = second.mixtures(SIZES, 20_000)
     assert drawn.sum(axis=1) == pytest.approx(1)
@@ -45,14 +45,15 @@ def test_mixtures_are_drawn_around_the_start() -> None:
     # From nearly one dataset to mixtures like the start.
     assert (drawn.max(axis=1) > 0.99).mean() > 0.2
     assert (drawn.max(axis=1) < 0.7).mean() > 0.1
-    again = Drawn(around=PROPORTIONAL, seed=3, number=1)
-    assert np.exp(again.logits(SIZES)).tolist() == pytest.approx(second.mixtures(SIZES, 1)[0].tolist())
-    for other in Drawn(around=PROPORTIONAL, seed=3, number=2), Drawn(around=PROPORTIONAL, seed=4, number=1):
+    again = Proxy(around=PROPORTIONAL, seed=3, number=1)
+    again.start(SIZES)
+    assert again.weights().tolist() == second.mixtures(SIZES, 1)[0].tolist()
+    for other in Proxy(around=PROPORTIONAL, seed=3, number=2), Proxy(around=PROPORTIONAL, seed=4, number=1):
         assert np.abs(other.mixtures(SIZES, 1) - second.mixtures(SIZES, 1)).max() > 1e-3
 
 
 def test_a_weight_of_zero_stays_zero() -> None:
-    drawn = Drawn(around=Weights({"a": 1, "b": 0, "c": 1}), seed=0, number=1).mixtures(SIZES, 50)
+    drawn = Proxy(around=Weights({"a": 1, "b": 0, "c": 1}), seed=0, number=1).mixtures(SIZES, 50)
     assert not drawn[:, 1].any()
 
 
@@ -94,7 +95,7 @@ def test_the_best_mixture_keeps_the_epoch_limit() -> None:
 
 def test_a_reused_mixture_keeps_its_ratios(tmp_path: Path) -> None:
     write_weights(tmp_path / "weights.json", {"a": 0.3, "b": 0.1, "dropped": 0.6})
-    drawn = Drawn(around=UNIFORM, seed=0, number=1, reuse=tmp_path / "weights.json").mixtures(SIZES, 500)
+    drawn = Proxy(around=UNIFORM, seed=0, number=1, reuse=tmp_path / "weights.json").mixtures(SIZES, 500)
     assert drawn[:, 0] == pytest.approx(3 * drawn[:, 1])
     assert drawn.sum(axis=1) == pytest.approx(1)
     assert np.ptp(drawn[:, 2]) > 0.9

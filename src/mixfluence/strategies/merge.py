@@ -11,7 +11,7 @@ import numpy as np
 from mixfluence.policy import Vector, Weights
 from mixfluence.runs import STAGES_FOLDER
 from mixfluence.schema import Count, PathLike, Share
-from mixfluence.strategies.base import FINAL, Scoring, Stage, Strategy
+from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
 from mixfluence.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -82,6 +82,12 @@ class Merge(Strategy):
             FINAL, 1 if self.soup else self.evaluations, lambda found: Static(init=Weights(found)), merges=True
         )
         return [*experts, final]
+
+    def conclude(
+        self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
+    ) -> tuple[Mapping[str, float], list[str]]:
+        """Return all datasets alike: the mixture follows from the merge."""
+        return dict.fromkeys(sizes, 1.0), []
 
     def merge_weights(self, score: Callable[[Vector], float], models: int) -> Vector:
         soup = np.full(models, 1 / models)

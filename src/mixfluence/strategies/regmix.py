@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 
-from mixfluence.policy import UNIFORM, Initial, InitialField, Vector, Weights, softmax
+from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.policy.initial import read_weights
 from mixfluence.schema import Count, PathLike, WholeNumber
 from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
@@ -75,11 +76,10 @@ class RegMix(Strategy):
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps = recipe.training.steps
-        swarm = [Drawn(around=self.init, seed=recipe.seed, number=n, reuse=self.reuse) for n in range(self.proxies)]
-        digits = len(str(self.proxies))
+        digits, short = len(str(self.proxies)), self.proxy_steps or max(1, steps // 10)
         proxies = [
-            Stage(f"proxy-{n:0{digits}}", self.proxy_steps or max(1, steps // 10), _static(own), scored=True)
-            for n, own in enumerate(swarm, start=1)
+            Stage(f"proxy-{n + 1:0{digits}}", short, partial(self._proxy, recipe.seed, n), scored=True)
+            for n in range(self.proxies)
         ]
         return [*proxies, Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=self.max_epochs))]
 
@@ -91,12 +91,12 @@ class RegMix(Strategy):
 
         mixtures = np.array([[stage.found[name] for name in sizes] for stage in stages.values()])
         scores = np.array([list(stage.scores.values()) for stage in stages.values()])
-        around = Drawn(around=self.init, seed=recipe.seed, number=self.proxies, reuse=self.reuse)
+        others = self._proxy(recipe.seed, self.proxies).mixtures(sizes, CANDIDATES)
         limits = np.ones(len(sizes))
         if self.max_epochs is not None:
             limits = self.max_epochs * np.array(list(sizes.values())) / rows
         fit = best_fit(mixtures, scores)
-        found = best_mixture(fit, np.concatenate([mixtures, around.mixtures(sizes, CANDIDATES)]), limits)
+        found = best_mixture(fit, np.concatenate([mixtures, others]), limits)
         predicted = float(fit.predict(found[None])[0])
         note = (
             f"RegMix: {fit.quality}; predicted dev NDCG@10 {predicted:.4f}, best proxy {scores.mean(axis=1).max():.4f}"
@@ -104,9 +104,12 @@ class RegMix(Strategy):
         (logger.info if fit.r2 > 0 else logger.warning)("%s", note)
         return dict(zip(sizes, found.tolist(), strict=True)), [note]
 
+    def _proxy(self, seed: int, number: int, found: Mapping[str, float] | None = None) -> Proxy:
+        return Proxy(around=self.init, seed=seed, number=number, reuse=self.reuse)
 
-class Drawn(Initial):
-    """A random mixture around a start: a Dirichlet distribution whose mean is the start.
+
+class Proxy(Strategy):
+    """Static sampling of a random mixture around a start: of a Dirichlet distribution whose mean is the start.
 
     Attributes:
         around: The start.
@@ -115,20 +118,16 @@ class Drawn(Initial):
         reuse: Weights of datasets that keep their ratios.
     """
 
-    around: SerializeAsAny[Initial]
+    around: InitialField
     seed: WholeNumber
     number: WholeNumber
     reuse: PathLike | None = None
 
-    def logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Return the logarithms of the mixture."""
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(self.mixtures(sizes, 1)[0]))
+    def start(self, sizes: Mapping[str, int]) -> None:
+        self._weights = self.mixtures(sizes, 1)[0]
 
-    @property
-    def label(self) -> str:
-        """The same for all."""
-        return "drawn"
+    def weights(self, progress: float = 0.0) -> Vector:
+        return self._weights
 
     def mixtures(self, sizes: Mapping[str, int], count: int) -> Vector:
         """Return several mixtures of this number, one per row."""
@@ -164,7 +163,3 @@ def best_mixture(fit: Fit, candidates: Vector, limits: Vector) -> Vector:
     allowed = candidates[excess <= max(0.0, np.sort(excess)[BEST - 1])]
     best = np.argsort(-fit.predict(allowed), kind="stable")[:BEST]
     return np.asarray(allowed[best].mean(axis=0))
-
-
-def _static(init: Initial) -> Callable[[Mapping[str, float]], Strategy]:
-    return lambda found: Static(init=init)
