@@ -124,7 +124,7 @@ class Proxy(Strategy):
     reuse: PathLike | None = None
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._weights = self.mixtures(sizes, 1)[0]
+        self._weights = np.asarray(self.mixtures(sizes, 1)[0])
 
     def weights(self, progress: float = 0.0) -> Vector:
         return self._weights
