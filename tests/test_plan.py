@@ -100,6 +100,11 @@ def shown(plan: Plan) -> str:
             100 + 19 * 0.5,
             0,
         ),
+        ("name: odm", 100, 0),
+        # 32 and 48 queries with 80 and 80 passages are 240 texts, 1.875 batches of 64 rows with two texts each.
+        ("name: merge, evaluations: 8, dev_queries: 48, dev_passages: 80", 3 * 33 + 8 * 1.875 / 3, 0),
+        ("name: merge, soup: true, expert_steps: 50, dev_queries: 48, dev_passages: 80", 150 + 1.875 / 3, 0),
+        ("name: regmix, proxies: 9, dev_queries: 48, dev_passages: 80", 100 + 9 * (10 + 1.875 / 3), 0),
         # 1120 rows and 1032 of dev are 33.625 batches.
         ("name: crisp", 100 + 33.625 / 3, 0),
     ],
@@ -111,6 +116,17 @@ def test_costs_by_hand(tmp_path: Path, strategy: str, cost: float, memory: float
     assert plan.times_static == pytest.approx(cost / 100)
     assert plan.sampler_memory == memory
     assert plan.memory == 4 + memory
+
+
+def test_stages_alike_are_one_line_and_experts_draw_their_own_dataset(tmp_path: Path) -> None:
+    merge = planned(tmp_path, "strategy={name: merge, expert_steps: 10, evaluations: 5}")
+    # 10 steps of 64 rows.
+    assert epochs(merge) == pytest.approx({"a": 1.0, "b": 2.0, "c": 4.0})
+    assert merge.concerns == []
+    assert "3 stages      expert-a to expert-c, each 10 steps" in shown(merge)
+    assert "5 merges scored on dev" in shown(merge)
+    regmix = planned(tmp_path, "strategy=regmix")
+    assert "proxy-01 to proxy-32, each 10 steps, scored on dev for" in shown(regmix)
 
 
 def test_a_step_of_several_batches_makes_measuring_cheaper(tmp_path: Path) -> None:

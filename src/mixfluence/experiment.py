@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
@@ -35,11 +36,12 @@ from mixfluence.evaluation.references import References
 from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.tables import add_to_card
-from mixfluence.strategies import Stage
+from mixfluence.strategies import Stage, StageResult
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import (
     LATEST,
@@ -47,6 +49,7 @@ from mixfluence.training.checkpoints import (
     hash_parameters,
     measure,
     measure_files,
+    step_of,
     writing,
 )
 from mixfluence.training.folder import record_facts, test_facts
@@ -56,11 +59,12 @@ logger = logging.getLogger(__name__)
 
 
 class Trained(NamedTuple):
-    """A trained stage: its trainer, seconds by part, and the cost of its probes."""
+    """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
 
     trainer: MixtureTrainer
     seconds: dict[str, float]
     probing: dict[str, float]
+    selected_step: int
 
 
 def run(
@@ -100,12 +104,22 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
-        if not (resume and (stage_folder(folder, stage.name) / runs.RECORD_FILE).exists()):
-            logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-            _record_stage(stage, _train(recipe, stage, pool, inputs, callbacks, resume=resume), folder)
+        _finish_stage(recipe, stage, pool, inputs, callbacks, resume=resume)
         records[stage.name] = _read_stage(stage_folder(folder, stage.name), stage)
         pool = replace(pool, found=records[stage.name]["found"])
-    trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
+    notes: list[str] = []
+    if records:
+        results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
+        training = recipe.training
+        rows = final.steps * training.batch_size * training.gradient_accumulation * PartialState().num_processes
+        concluded = [recipe.strategy.conclude(recipe, results, pool.train.sizes, rows)]
+        # Processes on different machines may round differently.
+        found, notes = broadcast_object_list(concluded)[0]
+        pool = replace(pool, found=found)
+    if final.merges:
+        trained = _merge(recipe, final, pool, inputs, {name: record["found"] for name, record in records.items()})
+    else:
+        trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
@@ -114,7 +128,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = _test(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(recipe, data, trained, records, inputs, seconds, scores)
+    _write_record(recipe, data, trained, records, inputs, seconds, scores, notes)
     return scores
 
 
@@ -155,10 +169,26 @@ def _divide(
     processes = PartialState()
     with watch("cluster"), processes.main_process_first():
         least_rows = recipe.training.batch_size * processes.num_processes
-        found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+        found = strategy.divide(data.train, data.dev, least_rows=least_rows, seed=recipe.seed)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
+
+
+def _finish_stage(
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], *, resume: bool
+) -> None:
+    """Train an earlier stage and record it, unless that was done before, in this run or in one to reuse."""
+    folder = stage_folder(recipe.output, stage.name)
+    if resume and (folder / runs.RECORD_FILE).exists():
+        return
+    if stage.reuse and (stage.reuse / runs.RECORD_FILE).exists():
+        if PartialState().is_main_process:
+            reuse_stage(recipe, stage, stage.reuse, folder)
+        PartialState().wait_for_everyone()
+        return
+    logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
+    _record_stage(recipe, stage, data, _train(recipe, stage, data, inputs, callbacks, resume=resume))
 
 
 def _train(
@@ -167,20 +197,10 @@ def _train(
     """Train a stage to its end and save its model."""
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
     trainer = build_trainer(recipe, stage, data, callbacks)
-    if trainer.is_world_process_zero():
-        if "encoder" not in inputs:
-            _rehearse(recipe, trainer.model, data)
-        inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
-        if (recipe.output / INPUTS_FILE).exists():
-            check_inputs(recipe.output, inputs)
+    _check_inputs(recipe, trainer, data, inputs)
     with watch("tokenise"):
         _ = trainer.tokenised
-    if trainer.is_world_process_zero():
-        # An extended run is no longer finished.
-        (folder / runs.RECORD_FILE).unlink(missing_ok=True)
-        write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
-        write_inputs(recipe.output, inputs)
-        _list_dropped_rows(recipe.output, data.overlaps)
+    _write_inputs(recipe, stage, trainer, data, inputs)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
     probing = probing_cost(folder / runs.TRACE_FILE)
@@ -191,13 +211,65 @@ def _train(
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
             *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
+    _save_model(trainer, folder)
+    best = trainer.state.best_model_checkpoint
+    return Trained(trainer, watch.seconds, probing, step_of(best) if best else trainer.state.global_step)
+
+
+def _merge(
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
+) -> Trained:
+    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
+    folder, watch = recipe.output, runs.Stopwatch()
+    trainer = build_trainer(recipe, stage, data, [])
+    _check_inputs(recipe, trainer, data, inputs)
+    with watch("tokenise"):
+        _ = trainer.tokenised
+    _write_inputs(recipe, stage, trainer, data, inputs)
+    merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
+    merged: list[Any] = [None]
+    if trainer.is_world_process_zero():
+        scorer = DevScorer(trainer.model, data.samples, recipe.evaluation.batch_size)
+        search = MergeSearch(merger, found, scorer.scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
+        merged = [search.run(recipe.strategy.merge_weights)]
+    best: Merged = broadcast_object_list(merged)[0]
+    merger.merge(best.weights.values())
+    # The mixture that the merge stands for, in the card of the model and in weights.json.
+    trainer.strategy = stage.strategy(best.mixture)
+    trainer.strategy.start(trainer.mixture.sizes)
+    trainer.get_train_dataloader()
+    trainer.state.global_step = best.evaluations
+    probing = probing_cost(folder / runs.TRACE_FILE)
+    _save_model(trainer, folder)
+    return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
+
+
+def _check_inputs(recipe: Recipe, trainer: MixtureTrainer, data: Data, inputs: Inputs) -> None:
+    """Compare the inputs with those that the run was started with, and try once what comes after training."""
+    if trainer.is_world_process_zero():
+        if "encoder" not in inputs:
+            _rehearse(recipe, trainer.model, data)
+        inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
+        if (recipe.output / INPUTS_FILE).exists():
+            check_inputs(recipe.output, inputs)
+
+
+def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureTrainer, data: Data, inputs: Inputs) -> None:
+    if trainer.is_world_process_zero():
+        # An extended run is no longer finished.
+        (stage_folder(recipe.output, stage.name) / runs.RECORD_FILE).unlink(missing_ok=True)
+        write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
+        write_inputs(recipe.output, inputs)
+        _list_dropped_rows(recipe.output, data.overlaps)
+
+
+def _save_model(trainer: MixtureTrainer, folder: Path) -> None:
     with writing(folder / runs.MODEL_FOLDER):
         trainer.save_model(str(folder / runs.MODEL_FOLDER))
     if trainer.is_world_process_zero():
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
         sync_folder(folder / runs.MODEL_FOLDER)
-    return Trained(trainer, watch.seconds, probing)
 
 
 def _rehearse(recipe: Recipe, model: SentenceTransformer, data: Data) -> None:
@@ -228,15 +300,19 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
         write_text(folder / runs.OVERLAP_FILE, "".join(lines))
 
 
-def _record_stage(stage: Stage, trained: Trained, output: Path) -> None:
-    """Write the mixture that a stage has found and its cost."""
-    folder, trainer = stage_folder(output, stage.name), trained.trainer
+def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) -> None:
+    """Write the mixture that a stage has found, its scores on the dev sets if they are wanted, and its cost."""
+    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, runs.Stopwatch()
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+        with watch("score"):
+            samples = data.samples if stage.scored else []
+            scores = DevScorer(trainer.model, samples, recipe.evaluation.batch_size).scores()
         files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
         # Its model card has the time of training.
         del files[f"{runs.MODEL_FOLDER}/README.md"]
-        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds, "files": files}
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds | watch.seconds}
+        facts |= {"scores": scores, "files": files}
         runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
     # The other processes read what the first has written.
     trainer.accelerator.wait_for_everyone()
@@ -249,7 +325,7 @@ def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
     if record["steps"] != stage.steps:
         raise RecipeError(f"{folder}: trained for {record['steps']} steps, the recipe now says {stage.steps}")
     facts = {name: record[name] for name in ("steps", "probing", "seconds")}
-    return facts | {"found": read_weights(folder / runs.WEIGHTS_FILE)}
+    return facts | {"scores": record.get("scores", {}), "found": read_weights(folder / runs.WEIGHTS_FILE)}
 
 
 def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
@@ -276,6 +352,7 @@ def _write_record(
     inputs: Inputs,
     seconds: dict[str, float],
     scores: Mapping[str, Evaluation],
+    notes: Sequence[str],
 ) -> None:
     record = {
         "name": recipe.name,
@@ -283,7 +360,8 @@ def _write_record(
         "versions": inputs["versions"],
         "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
         **record_facts(trained.trainer, seconds, trained.probing),
-        "notes": reading_notes(data.train, data.dev, data.test),
+        "selected_step": trained.selected_step,
+        "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         "stages": stages,
         **test_facts(data.test, scores),

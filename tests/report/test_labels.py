@@ -24,6 +24,11 @@ from tests.report.test_compare import made_run, untrained
         ({"name": "doremi"}, "DoReMi", "proxy, τ=1"),
         ({"name": "doge"}, "DoGE", "proxy, uniform"),
         ({"name": "crisp", "levels": 2}, "CRISP-1024", "clusters"),
+        ({"name": "odm"}, "ODM", "τ=∞"),
+        ({"name": "merge", "start_share": 0.3}, "Merge", "experts, 0.3 start"),
+        ({"name": "merge", "soup": True}, "Soup", "experts"),
+        ({"name": "regmix"}, "RegMix", "proxies, τ=∞"),
+        ({"name": "chameleon"}, "Chameleon", "unique"),
         ({"name": "replay", "run": Path("runs/x")}, "Replay", "average of x"),
     ],
 )

@@ -111,6 +111,13 @@ def selecting_half(dev: RetrievalSet) -> RetrievalSet:
     return dev.take_queries(_half(dev.name, dev.queries, guides=False))
 
 
+def scoring_sample(dev: RetrievalSet, queries: int, passages: int, *, halves: bool) -> RetrievalSet:
+    """Return a small task to compare models by: of the queries that may guide, if halves are kept apart."""
+    chosen = _half(dev.name, dev.queries, guides=True) if halves else list(range(len(dev.queries)))
+    chosen = sorted(random.Random(0).sample(chosen, min(queries, len(chosen))))
+    return dev.take_queries(chosen).sample_corpus(passages)
+
+
 def _half(name: str, queries: Sequence[str], *, guides: bool) -> list[int]:
     chosen = [place for place, query in enumerate(queries) if (text_key(query) % 2 == 0) == guides]
     if not chosen:

@@ -19,6 +19,8 @@ INK = "--ink"
 LONGEST_NAME, MOST_MARKERS = 40, 40
 # A heat map with more cells has numbers only where the reader points.
 MOST_TEXTS = 120
+# Of more stages, such as experts or proxies, only the last is drawn.
+MOST_STAGES = 4
 Trace = dict[str, Any]
 
 
@@ -65,7 +67,8 @@ def _charts_of_groups(comparison: Comparison) -> Iterator[Chart]:
 
 def charts_of_run(run: Run) -> Iterator[Chart]:
     """Yield the charts of one run, stage by stage; a chart without data is left out."""
-    traces = {**run.stages, "final" if run.stages else "": run.trace}
+    stages = run.stages if len(run.stages) <= MOST_STAGES else {}
+    traces = {**stages, "final" if run.stages else "": run.trace}
     unit = curves.influence_unit(run)
     losses: dict[str, Points] = {}
     dev: dict[str, Points] = {}

@@ -147,8 +147,10 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
     if status.step:
         seconds, when = status.trace[-1]["seconds"], "in total" if run.finished else "so far"
         probing = sum(line["update"]["seconds"] for line in status.trace if "update" in line)
-        yield "pace", f"{(seconds - probing) / status.step:.3g} s per step, {duration(seconds)} {when}"
-        if 0 < probing < seconds:
+        # In a stage that merges models, a step is nothing but an evaluation.
+        own = seconds if any("merged" in line.get("update", {}) for line in status.trace) else seconds - probing
+        yield "pace", f"{own / status.step:.3g} s per step, {duration(seconds)} {when}"
+        if 0 < probing < seconds and own < seconds:
             yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
         if status.state == "training":
             yield "left", duration(status.left or 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -32,12 +33,35 @@ class Stage:
         steps: Training steps.
         strategy: Returns its sampler, given the mixture found by the stage or clustering before it.
         against: The stage whose model is the reference for the losses of this one; None for plain training.
+        scored: Whether its model is scored on the dev sets once it is trained; see `Strategy.scoring`.
+        merges: For the last one: its steps do not train. Each merges the models of the stages before it by other
+            weights and scores the result on the dev sets; see `Strategy.merge_weights`.
+        reuse: Folder of the same stage in an earlier run, which is copied if it is finished.
     """
 
     name: str
     steps: int
     strategy: Callable[[Mapping[str, float]], Strategy]
     against: str | None = None
+    scored: bool = False
+    merges: bool = False
+    reuse: Path | None = None
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A finished stage: the mixture that it found or trained on, and NDCG@10 by dev set if it is `scored`."""
+
+    found: Mapping[str, float]
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How models are scored on each dev set: by so many of its queries, in a corpus of so many passages."""
+
+    queries: int
+    passages: int
 
 
 class Strategy(Section):
@@ -54,6 +78,7 @@ class Strategy(Section):
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
         clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
+        learns_from_loss: Whether it is told the loss of every batch; see `observe`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
         max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
@@ -64,6 +89,7 @@ class Strategy(Section):
     needs_dev: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
+    learns_from_loss: ClassVar[bool] = False
     own_negatives_only: ClassVar[bool] = False
     name: str = ""
     max_epochs: Positive | None = None
@@ -89,6 +115,31 @@ class Strategy(Section):
     def stages(self, recipe: Recipe) -> list[Stage]:
         """Return the training runs of the method, in order."""
         return [Stage(FINAL, recipe.training.steps, lambda found: self)]
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How models of stages are scored on the dev sets; None for a method that compares none."""
+        return None
+
+    def conclude(
+        self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
+    ) -> tuple[Mapping[str, float], list[str]]:
+        """Return the mixture for the last stage and sentences about it for the record.
+
+        Args:
+            recipe: The recipe.
+            stages: The stages before it, by name.
+            sizes: Rows of each dataset.
+            rows: Rows that the last stage draws.
+        """
+        return list(stages.values())[-1].found, []
+
+    def merge_weights(self, score: Callable[[Vector], float], models: int) -> Vector:
+        """Return the best weights of the start and of the stages' models, in this order, for a stage that `merges`.
+
+        `score` returns the mean NDCG@10 on the dev sets of the model merged by such weights.
+        """
+        raise RecipeError(f"{self.label}: merges no models")
 
     def divide(
         self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
@@ -138,6 +189,9 @@ class Strategy(Section):
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
         return {}
+
+    def observe(self, dataset: int, loss: float) -> None:
+        """Take the loss of a batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
         """Return the factor of a batch's loss, in a stage trained against a reference.

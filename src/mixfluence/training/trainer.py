@@ -18,7 +18,7 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
@@ -149,6 +149,15 @@ class MixtureTrainer(SentenceTransformerTrainer):
         lock = locked(self.own_folder) if self.own_folder and self.is_world_process_zero() else nullcontext()
         with lock, shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
+
+    def training_step(self, *args: Any, **options: Any) -> Tensor:
+        """Train on a batch, and tell its loss to a strategy that learns from it."""
+        loss: Tensor = super().training_step(*args, **options)
+        if self.strategy.learns_from_loss:
+            # The Trainer has divided the loss by the batches of a step.
+            own = loss * self.current_gradient_accumulation_steps
+            self.strategy.observe(self.sampler.drawn_ahead[0], self.accelerator.reduce(own, "mean").item())
+        return loss
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
