@@ -169,7 +169,7 @@ def _divide(
     processes = PartialState()
     with watch("cluster"), processes.main_process_first():
         least_rows = recipe.training.batch_size * processes.num_processes
-        found = strategy.divide(data.train, data.dev, least_rows=least_rows, seed=recipe.seed)
+        found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares

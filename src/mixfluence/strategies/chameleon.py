@@ -71,7 +71,12 @@ class Chameleon(Strategy):
     def start(self, sizes: Mapping[str, int]) -> None:
         raise RecipeError("Chameleon: needs embeddings of the datasets; use it in a recipe")
 
-    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
+    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
+        return sum(min(size, self.rows) for size in train.values())
+
+    def divide(
+        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
+    ) -> Partition:
         """Return the datasets themselves with their weights."""
         from mixfluence.clustering import Partition
         from mixfluence.clustering.embeddings import Embedder
