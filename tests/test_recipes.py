@@ -19,7 +19,7 @@ from mixfluence.data.beir import BeirSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.source import FileSource
 from mixfluence.errors import RecipeError
-from mixfluence.policy import UNIFORM, Mirror, PolicyGradient, Temperature, Weights
+from mixfluence.policy import UNIFORM, Anchored, PolicyGradient, Temperature, Weights
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
 from mixfluence.strategies import InfDDS, MultiDDS, Static
@@ -255,9 +255,9 @@ def test_extending_replaces_datasets_and_what_has_another_name(tmp_path: Path) -
     assert recipe.model == ModelSection(name="wordllama")
     assert recipe.strategy == MultiDDS()
     assert extend(tmp_path, "strategy: static\n").strategy == Static()
-    recipe = extend(tmp_path, "strategy: {init: {weights: {numpy: 1, scipy: 2}}, rule: {name: mirror}}\n")
+    recipe = extend(tmp_path, "strategy: {init: {weights: {numpy: 1, scipy: 2}}, rule: {name: anchored}}\n")
     assert isinstance(recipe.strategy, InfDDS)
-    assert (recipe.strategy.init, recipe.strategy.rule) == (Weights({"numpy": 1.0, "scipy": 2.0}), Mirror())
+    assert (recipe.strategy.init, recipe.strategy.rule) == (Weights({"numpy": 1.0, "scipy": 2.0}), Anchored())
 
 
 def test_an_override_of_a_name_leaves_no_keys_of_the_old_one(tmp_path: Path) -> None:
