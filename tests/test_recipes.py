@@ -255,7 +255,7 @@ def test_extending_replaces_datasets_and_what_has_another_name(tmp_path: Path) -
     assert recipe.model == ModelSection(name="wordllama")
     assert recipe.strategy == MultiDDS()
     assert extend(tmp_path, "strategy: static\n").strategy == Static()
-    recipe = extend(tmp_path, "strategy: {init: {weights: {numpy: 1, scipy: 2}}, rule: {name: mirror}}\n")
+    recipe = extend(tmp_path, "strategy: {init: {weights: {numpy: 1, scipy: 2}}, rule: {name: anchored}}\n")
     assert isinstance(recipe.strategy, InfDDS)
     assert (recipe.strategy.init, recipe.strategy.rule) == (Weights({"numpy": 1.0, "scipy": 2.0}), Anchored())
 
