@@ -73,9 +73,10 @@ def evaluate(
         path = str(run_model) if run_model.is_dir() else system
         model = build_model(parsed.model.model_copy(update={"name": path, "trust_remote_code": trust}))
         rows[label] = evaluate_tasks(model, tasks, parsed, show_progress=errors.is_terminal)
-    for label, scores in rows.items() if to else ():
-        name = "bm25" if label == "BM25" else label
-        write_test(to / label.replace("/", "-"), parsed, name, tasks, scores)
+    if to:
+        for label, scores in rows.items():
+            name = "bm25" if label == "BM25" else label
+            write_test(to / label.replace("/", "-"), parsed, name, tasks, scores)
     print_line(f"{measure.upper()} × 100:")
     output.print(score_table(rows, measure))
 

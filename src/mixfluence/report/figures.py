@@ -143,7 +143,12 @@ def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | N
         return
     texts = [["" if target not in own else with_error(*own[target]) for target in targets] for own in found.values()]
     largest = max(abs(value) for row in values for value in row if value is not None)
-    heat = {"type": "heatmap", "z": values, "text": texts, "hovertemplate": "%{y} → %{x}: %{text}<extra></extra>"}
+    heat: Trace = {
+        "type": "heatmap",
+        "z": values,
+        "text": texts,
+        "hovertemplate": "%{y} → %{x}: %{text}<extra></extra>",
+    }
     heat |= {"x": list(map(_text, targets)), "y": list(map(_text, found)), "zmin": -largest, "zmax": largest}
     if len(targets) * len(found) <= MOST_TEXTS:
         heat["texttemplate"] = "%{text}"
