@@ -80,7 +80,7 @@ def run_untrained(recipe: Recipe, reference: str) -> None:
     """Test a recipe's model as it is, or BM25, and write the result as a run folder."""
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task as read
-    from mixfluence.experiment import evaluate_bm25, evaluate_tasks
+    from mixfluence.testing import evaluate_bm25, evaluate_tasks
 
     tasks = {name: read(name, source) for name, source in recipe.test.items()}
     lexical = reference == BM25

@@ -11,37 +11,29 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
 from mixfluence.data.reading import Data, read_data
-from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation import Evaluation, write_evaluation
-from mixfluence.evaluation.dev_queries import rank_dev_sets
-from mixfluence.evaluation.references import References
-from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
+from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.tables import add_to_card
 from mixfluence.strategies import Stage, StageResult
+from mixfluence.testing import rehearse_tests, score_run
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import (
     LATEST,
@@ -125,38 +117,11 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         return {}
     write_weights(folder / runs.WEIGHTS_FILE, dataset_shares(trainer.outcome() or trainer.probabilities()))
     with watch("evaluate"):
-        scores = _test(recipe, trainer.model, data, show_progress=show_progress)
+        scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
     _write_record(recipe, data, trained, records, inputs, seconds, scores, notes)
     return scores
-
-
-def evaluate_tasks(
-    model: SentenceTransformer,
-    tasks: Mapping[str, RetrievalSet],
-    recipe: Recipe,
-    folder: Path | None = None,
-    *,
-    references: References | None = None,
-    show_progress: bool = False,
-) -> dict[str, Evaluation]:
-    """Score a model on retrieval tasks and, given a folder, write the per-query scores there."""
-    scores = {}
-    for name, task in tasks.items():
-        logger.info("testing on %s: %d queries, %d passages", name, len(task.queries), len(task.docs))
-        found = rank_task(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
-        scores[name] = score_task(task, found)
-        if folder:
-            write_evaluation(scores[name], folder)
-        if references:
-            references.evaluate(task, found)
-    return scores
-
-
-def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
-    """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
-    return {name: score_task(task, rank_bm25(task)) for name, task in tasks.items()}
 
 
 def _divide(
@@ -248,7 +213,7 @@ def _check_inputs(recipe: Recipe, trainer: MixtureTrainer, data: Data, inputs: I
     """Compare the inputs with those that the run was started with, and try once what comes after training."""
     if trainer.is_world_process_zero():
         if "encoder" not in inputs:
-            _rehearse(recipe, trainer.model, data)
+            rehearse_tests(recipe, trainer.model, data)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():
             check_inputs(recipe.output, inputs)
@@ -270,24 +235,6 @@ def _save_model(trainer: MixtureTrainer, folder: Path) -> None:
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
         sync_folder(folder / runs.MODEL_FOLDER)
-
-
-def _rehearse(recipe: Recipe, model: SentenceTransformer, data: Data) -> None:
-    """Try on the first rows of each set what comes after training, so that nothing fails only then."""
-    dev = {name: rows.take(range(min(2, len(rows))), rows.fingerprint) for name, rows in data.dev.items()}
-    test = {
-        name: replace(task.take_queries([0]), doc_ids=task.doc_ids[:2], docs=task.docs[:2])
-        for name, task in data.test.items()
-    }
-    logging.disable(logging.INFO)
-    try:
-        with TemporaryDirectory(prefix=".try-", dir=recipe.output) as folder:
-            _rank_dev(recipe, model, dev, Path(folder))
-            evaluate_tasks(model, test, recipe, Path(folder))
-    except (OSError, UnicodeError) as error:
-        raise RecipeError(f"{recipe.output}: results could not be written ({error})") from error
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
@@ -326,22 +273,6 @@ def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
         raise RecipeError(f"{folder}: trained for {record['steps']} steps, the recipe now says {stage.steps}")
     facts = {name: record[name] for name in ("steps", "probing", "seconds")}
     return facts | {"scores": record.get("scores", {}), "found": read_weights(folder / runs.WEIGHTS_FILE)}
-
-
-def _test(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
-    """Write the results of dev queries and score the test sets."""
-    folder = recipe.output
-    _rank_dev(recipe, model, data.dev, folder / runs.DEV_FOLDER)
-    references = References(recipe, partial(build_model, recipe.model)) if recipe.evaluation.references else None
-    scored = folder / runs.EVAL_FOLDER
-    scores = evaluate_tasks(model, data.test, recipe, scored, references=references, show_progress=show_progress)
-    add_to_card(folder / runs.MODEL_FOLDER / "README.md", scores)
-    return scores
-
-
-def _rank_dev(recipe: Recipe, model: SentenceTransformer, dev: Mapping[str, RowSet], folder: Path) -> None:
-    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
-    rank_dev_sets(model, dev, prompts, folder, batch_size=recipe.evaluation.batch_size)
 
 
 def _write_record(

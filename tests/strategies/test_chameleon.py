@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import ModelSection
 from mixfluence.strategies.chameleon import Chameleon, leverage_scores, leverage_weights
 from tests.conftest import row_set
 
@@ -51,7 +52,7 @@ def test_unique_or_common_datasets_are_favoured() -> None:
 def test_a_dataset_in_other_words_stands_out(
     make_static: Callable[[], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mixfluence.encoders.load_encoder", lambda name: make_static())
+    monkeypatch.setattr("mixfluence.encoders.load_encoder", lambda **_: make_static())
     places = {"one": 0, "two": 1, "far": 120}
     mixture = Mixture(
         {
@@ -59,12 +60,12 @@ def test_a_dataset_in_other_words_stands_out(
             for name, first in places.items()
         }
     )
-    found = Chameleon().divide(mixture, {}, least_rows=8, seed=0)
+    found = Chameleon().divide(mixture, {}, model=ModelSection(name="any"), least_rows=8, seed=0)
     assert list(found.mixture) == list(places)
     assert found.weights["far"] > max(found.weights["one"], found.weights["two"]) + 0.1
     assert sum(found.weights.values()) == pytest.approx(1)
     assert found.shares(found.weights) == pytest.approx(found.weights)
-    sampled = Chameleon(rows=20).divide(mixture, {}, least_rows=8, seed=0)
+    sampled = Chameleon(rows=20).divide(mixture, {}, model=ModelSection(name="any"), least_rows=8, seed=0)
     assert max(sampled.weights, key=lambda name: sampled.weights[name]) == "far"
     assert sampled.weights != found.weights
 

@@ -30,13 +30,13 @@ def merge(
     """Merge the models of finished runs: evenly, or by the weights with the best NDCG@10 on dev sets; then test."""
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
-    from mixfluence.experiment import evaluate_tasks
     from mixfluence.files import write_text
     from mixfluence.merging import merge_runs
     from mixfluence.recipe_yaml import dump_recipe
     from mixfluence.report.tables import score_table
     from mixfluence.runs import EVAL_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, read_run, write_record
     from mixfluence.strategies import Merge
+    from mixfluence.testing import evaluate_tasks
 
     show_log()
     if (folder / RECIPE_FILE).exists():

@@ -60,9 +60,9 @@ def evaluate(
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
-    from mixfluence.experiment import evaluate_bm25, evaluate_tasks
     from mixfluence.report.tables import score_table
     from mixfluence.runs import run_labels, write_test
+    from mixfluence.testing import evaluate_bm25, evaluate_tasks
 
     tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
     rows = {}

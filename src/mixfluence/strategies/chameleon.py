@@ -17,7 +17,7 @@ from mixfluence.strategies.static import Static
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import Recipe
+    from mixfluence.recipe import ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
 # Sharpness of the weights, as published.
@@ -43,7 +43,7 @@ class Chameleon(Strategy):
 
     Attributes:
         favour: `unique` datasets or `common` ones.
-        encoder: The encoder that gives the vectors, as in `model.name`.
+        encoder: The encoder that gives the vectors, as in `model.name`; the model that is trained if None.
         texts: Which texts of a row are encoded.
         rows: Rows of each dataset that are encoded, evenly spaced.
         ridge: r as a multiple of the mean diagonal element of K; with a high one only the distance from the mean of
@@ -55,7 +55,7 @@ class Chameleon(Strategy):
     clusters = True
     name: Literal["chameleon"] = "chameleon"
     favour: Literal["unique", "common"] = "unique"
-    encoder: str = "minilm"
+    encoder: str | None = None
     texts: Literal["both", "query", "passage"] = "both"
     rows: Count = 2048
     ridge: Positive = 1.0
@@ -82,7 +82,8 @@ class Chameleon(Strategy):
         from mixfluence.clustering.embeddings import Embedder
         from mixfluence.encoders import load_encoder
 
-        embedder = Embedder(load_encoder(self.encoder), self.texts)
+        encoder = load_encoder(self.encoder) if self.encoder else load_encoder(**model.model_dump())
+        embedder = Embedder(encoder, self.texts)
         means = []
         for rows in mixture.values():
             step = -(-len(rows) // self.rows)
