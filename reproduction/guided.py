@@ -25,6 +25,7 @@ import yaml
 
 from reproduction.english.study import JOINT
 from reproduction.english.table import interval
+from reproduction.package import train_recipe
 from reproduction.schema import FOLDER
 
 RESULTS = FOLDER / "guided" / "runs.jsonl"
@@ -92,13 +93,11 @@ def run(jobs: list[Job], options: argparse.Namespace) -> None:
 
 def work(number: int, waiting: Queue[Job | None], finished: Queue[Job], options: argparse.Namespace) -> None:
     """Run jobs until there are none."""
-    from mixfluence.experiment import run
-
     folder = options.scratch / str(number)
     while (job := waiting.get()) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            run(recipe_of(job, folder, options))
+            train_recipe(recipe_of(job, folder, options))
             finished.put({**job, **result_of(folder)})
         except Exception as error:
             finished.put({**job, "error": f"{type(error).__name__}: {error}"})

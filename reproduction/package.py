@@ -76,6 +76,13 @@ def demo_changes(target: str) -> dict[str, list[str]]:
     return {label: [*pool_changes(target), change.format(target=target)] for label, change in SAMPLERS.items()}
 
 
+def train_recipe(recipe: Recipe) -> None:
+    """Train and test as a recipe says."""
+    from mixfluence.experiment import run
+
+    run(recipe)
+
+
 def run_untrained(recipe: Recipe, reference: str) -> None:
     """Test a recipe's model as it is, or BM25, and write the result as a run folder."""
     from mixfluence.build import build_model

@@ -13,6 +13,7 @@ from .influence import info_nce_metric as info_nce_metric
 from .influence import soft_ndcg_metric as soft_ndcg_metric
 from .policy import UNIFORM as UNIFORM
 from .policy import Anchored as Anchored
+from .policy import Fair as Fair
 from .policy import PolicyGradient as PolicyGradient
 from .policy import Temperature as Temperature
 from .policy import Weights as Weights
