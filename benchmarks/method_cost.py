@@ -20,8 +20,11 @@ import yaml
 
 from mixfluence.errors import RecipeError
 
-METHODS = ["cooldown", "target-only", "inf-dds", "replay", "multidds", "aioli", "doge", "doremi", "tdro", "crisp"]
-PARTS = ("train", "probe", "cluster")
+METHODS = [
+    *("cooldown", "target-only", "inf-dds", "replay", "multidds", "aioli", "doge", "doremi", "tdro", "crisp"),
+    *("odm", "chameleon", "merge", "regmix"),
+]
+PARTS = ("train", "probe", "score", "cluster")
 
 
 class Method(NamedTuple):

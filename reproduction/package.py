@@ -12,8 +12,7 @@ from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation.significance import average_difference, bootstrap_interval, holm, t_test
 from mixfluence.files import replacing, write_text
 from mixfluence.policy.initial import read_weights
-from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.runs import EVAL_FOLDER, RECIPE_FILE, RECORD_FILE, write_record
+from mixfluence.runs import write_test
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,16 +80,9 @@ def run_untrained(recipe: Recipe, reference: str) -> None:
     """Test a recipe's model as it is, or BM25, and write the result as a run folder."""
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task as read
-    from mixfluence.experiment import evaluate_bm25, evaluate_tasks
+    from mixfluence.testing import evaluate_bm25, evaluate_tasks
 
     tasks = {name: read(name, source) for name, source in recipe.test.items()}
-    evaluations = recipe.output / EVAL_FOLDER
-    if reference == BM25:
-        scores = evaluate_bm25(tasks, evaluations)
-    else:
-        scores = evaluate_tasks(build_model(recipe.model), tasks, recipe, evaluations)
-    write_text(recipe.output / RECIPE_FILE, dump_recipe(recipe))
-    summary = {name: evaluation.summary() for name, evaluation in scores.items()}
-    record = {"name": recipe.name, "reference": reference, "seed": recipe.seed, "scores": summary}
-    tests = {name: {"fingerprint": task.fingerprint} for name, task in tasks.items()}
-    write_record(recipe.output / RECORD_FILE, record | {"tests": tests}, kind="test")
+    lexical = reference == BM25
+    scores = evaluate_bm25(tasks) if lexical else evaluate_tasks(build_model(recipe.model), tasks, recipe)
+    write_test(recipe.output, recipe, reference, tasks, scores)

@@ -5,4 +5,4 @@ from __future__ import annotations
 import multiprocessing
 
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["tests.resume.crashes", "mixfluence.training.stopping", "mixfluence.experiment"])
+server.set_forkserver_preload(["tests.resume.crashes", "mixfluence.training.callback", "mixfluence.experiment"])

@@ -47,7 +47,7 @@ def test_help_lists_the_verbs(words: list[str], tmp_path: Path) -> None:
 
 
 def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
-    trained = mixfluence("train", str(recipe_path), folder=tmp_path)
+    trained = mixfluence("train", str(recipe_path), "evaluation.references=true", folder=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert "NDCG@10" in trained.stdout
     assert "Traceback" not in trained.stderr
@@ -61,7 +61,17 @@ def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
     assert judged.returncode == 0, judged.stderr
     assert "RECALL@100" in judged.stdout
     assert "BM25" in judged.stdout
-    assert sorted(path.name for path in (tmp_path / "scores" / "run").iterdir()) == ["big.jsonl", "small.jsonl"]
+    # `compare` reads what was written.
+    compared = mixfluence_here("compare", "run", "scores/BM25", "-o", "table.md", folder=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    assert "| 2 | BM25 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    refused = mixfluence_here("compare", "run", "-o", "table.xlsx", folder=tmp_path)
+    assert (refused.returncode, (tmp_path / "table.xlsx").exists()) == (2, False)
+    assert ".xlsx" in refused.stderr
+    absent = mixfluence_here("status", "runs/nothere", folder=tmp_path)
+    assert (absent.returncode, absent.stderr) == (2, "error: runs/nothere: no such folder\n")
+    shown = [line.split()[0] for line in trained.stdout.splitlines() if line[:1].isalpha()]
+    assert shown[1:5] == ["tiny", "zero-shot", "BM25", "tiny"]
 
 
 def test_mistakes_exit_with_2_and_one_line_each(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def recipe_path(tmp_path: Path, tiny_bert_folder: Path) -> Path:
         "train": ["big", "small"],
         "dev": ["small"],
         "test": ["small", "big"],
+        "evaluation": {"references": False},
         "training": {"steps": 12, "batch_size": 8, "learning_rate": 1e-3, "log_every": 2},
         "selection": {"every": 6, "dev": "halves"},
         "output": str(tmp_path / "run"),
@@ -82,7 +83,7 @@ class StopAt(TrainerCallback):
 
 
 def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
-    recipe = load_recipe(recipe_path, ["evaluation.bm25=true"])
+    recipe = load_recipe(recipe_path, ["evaluation.references=true"])
     scores = run(recipe)
     folder = recipe.output
     assert load_recipe(folder / "recipe.yaml") == recipe
@@ -97,7 +98,7 @@ def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
     trained = [dataset for line in read_trace(folder / "trace.jsonl")[1:] for dataset in line["trained"]]
     assert len(trained) == 12
     assert sum(read_weights(folder / "weights.json").values()) == pytest.approx(1)
-    assert (folder / "eval-bm25" / "big.jsonl").exists()
+    assert len(list(folder.glob("references/*/big.jsonl"))) == 3
     assert not list(folder.glob("model/**/*.bin"))
     for name in recipe.test:
         kept = read_evaluation(folder / "eval" / f"{name}.jsonl")
@@ -114,6 +115,7 @@ def test_the_model_loads_in_plain_sentence_transformers_and_scores_the_same(reci
     card = (recipe.output / "model" / "README.md").read_text(encoding="utf-8")
     assert "## Training mixture" in card
     assert all(f"| {name} |" in card for name in recipe.train)
+    assert "## Test scores" in card
 
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one(recipe_path: Path, tmp_path: Path) -> None:
@@ -239,3 +241,14 @@ def test_a_text_may_be_tested_without_a_corpus(recipe_path: Path, tmp_path: Path
     recipe = load_recipe(recipe_path, [f"test={{own: {{format: pairs, path: {pairs}}}}}"])
     scores = run(recipe)
     assert len(scores["own"].per_query) == 20
+
+
+@pytest.mark.parametrize(("name", "section"), [("检" * 28, "test"), ("检" * 28, "dev"), ("half \ud83d", "test")])
+def test_a_name_that_no_file_can_have_is_refused_before_step_1(name: str, section: str, recipe_path: Path) -> None:
+    recipe = load_recipe(recipe_path)
+    source = getattr(recipe, section)["small"]
+    odd = recipe.model_copy(update={section: {**getattr(recipe, section), name: source}})
+    with pytest.raises(RecipeError, match="results could not be written"):
+        run(odd)
+    assert not (recipe.output / "trace.jsonl").exists()
+    assert list(recipe.output.glob(".try-*")) == []

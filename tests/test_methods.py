@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Influences, Probe
+from mixfluence.merging import merged_mixture
 from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM, Temperature, Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -31,15 +32,19 @@ from mixfluence.recipe_yaml import RECIPES, load_recipe
 from mixfluence.runs import read_trace
 from mixfluence.strategies import (
     CRISP,
+    ODM,
     STRATEGIES,
     TDRO,
     Aioli,
+    Chameleon,
     Cooldown,
     DoGE,
     DoReMi,
     InfDDS,
     MultiDDS,
+    RegMix,
     Replay,
+    StageResult,
     Static,
     Strategy,
     TargetOnly,
@@ -60,14 +65,25 @@ SETTINGS = {
     "doremi": "rate: 0.5",
     "tdro": "rate: 0.5",
     "crisp": "branching: 2, levels: 2, encoder: {model}",
+    "chameleon": "encoder: {model}",
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
+    "odm": "warmup_batches: 2",
+    "regmix": "proxies: 8, proxy_steps: 12",
     "target-only": "",
 }
-STAGES = {"doge": ["proxy", "second-proxy"], "doremi": ["reference", "proxy"], "tdro": ["reference", "proxy"]}
+# Its last stage does not train; tests/test_merging.py has more of it.
+MERGING = {"merge": "expert_steps: 12, evaluations: 12"}
+STAGES = {
+    "doge": ["proxy", "second-proxy"],
+    "doremi": ["reference", "proxy"],
+    "tdro": ["reference", "proxy"],
+    "merge": ["expert-big", "expert-small"],
+    "regmix": [f"proxy-{number}" for number in range(1, 9)],
+}
 
 
 def chosen(method: str, model: Path) -> str:
-    return f"strategy={{name: {method}, {SETTINGS[method].format(model=model)}}}"
+    return f"strategy={{name: {method}, {(SETTINGS | MERGING)[method].format(model=model)}}}"
 
 
 def record_of(folder: Path) -> dict[str, Any]:
@@ -76,7 +92,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", SETTINGS)
+@pytest.mark.parametrize("method", [*SETTINGS, *MERGING])
 def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_bert_folder: Path) -> None:
     recipe = load_recipe(recipe_path, [chosen(method, tiny_bert_folder), "selection=null"])
     scores = run(recipe)
@@ -87,8 +103,8 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
     assert sum(weights.values()) == pytest.approx(1)
     # Weights of clusters are reported as shares of their datasets.
     assert set(weights) == {"small", "big"}
-    assert ("cluster" in record["seconds"]) == (method == "crisp")
-    assert (record["seconds"]["probe"] > 0) == (method in {"inf-dds", "multidds", "aioli"})
+    assert ("cluster" in record["seconds"]) == (method in {"crisp", "chameleon"})
+    assert (record["seconds"]["probe"] > 0) == (method in {"inf-dds", "multidds", "aioli", "merge"})
     assert list(record["stages"]) == STAGES.get(method, [])
     for stage, facts in record["stages"].items():
         folder = recipe.output / "stages" / stage
@@ -99,7 +115,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
         assert (folder / "model" / "modules.json").exists()
         # Every log is traced, also where a measurement came first.
         assert len([line for line in read_trace(folder / "trace.jsonl") if "loss" in line]) == 6
-    if record["stages"]:
+    if record["stages"] and method not in {"merge", "regmix"}:
         found = record["stages"][STAGES[method][-1]]["found"]
         assert weights == pytest.approx(found)
         assert found["small"] != pytest.approx(0.5, abs=1e-4)
@@ -206,7 +222,7 @@ def test_unsupported_settings_are_refused_early(tmp_path: Path, change: str, mes
         load_recipe(write(tmp_path, SMALL), [change, "training.mini_batch_size=2"])
 
 
-@pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "target-only"])
+@pytest.mark.parametrize("method", ["inf-dds", "multidds", "doge", "crisp", "aioli", "merge", "regmix", "target-only"])
 def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
     with pytest.raises(RecipeError, match=f"strategy: {method} needs"):
         load_recipe(write(tmp_path, SMALL), [f"strategy={method}", "dev={}"])
@@ -226,6 +242,9 @@ def measured(*values: float, queries: int = 50) -> Influences:
     return Influences(np.arange(len(values)), np.array([], np.int64), ["a"], np.ones(1), [gains])
 
 
+ONE_HOT = [{name: float(name == own) for name in "abc"} for own in "abc"]
+
+
 def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     sizes = {"a": 100, "b": 1_000, "c": 5_000}
     found: dict[str, Vector] = {}
@@ -237,8 +256,10 @@ def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     }
     write_weights(tmp_path / "weights.json", {"a": 0.4, "b": 0.35, "c": 0.25})
     (clusters,) = CRISP().stages(small_recipe())
+    (unique,) = Chameleon().stages(small_recipe())
     still |= {
         "crisp": clusters.strategy({"a": 0.7, "b": 0.2, "c": 0.1}),
+        "chameleon": unique.strategy({"a": 0.2, "b": 0.5, "c": 0.3}),
         "replay": Replay(run=tmp_path, which="final"),
     }
     for name, strategy in still.items():
@@ -266,6 +287,23 @@ def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
     for base in (1.0, 0.7, 0.6, 0.55):
         aioli.update(Influences(np.array([], np.int64), np.array([], np.int64), ["a"], np.array([base]), []))
     found["aioli"] = aioli.outcome()
+    odm = ODM(warmup_batches=0)
+    odm.start(sizes)
+    for batch in range(12):
+        odm.observe(batch % 3, 0.1 + batch % 3)
+    found["odm"] = odm.weights()
+    # A model merged of experts stands for a mixture, and proxies are regressed on theirs.
+    found["merge"] = np.array(list(merged_mixture(np.array([0.1, 0.5, 0.3, 0.1]), ONE_HOT).values()))
+    regmix = RegMix(proxies=8)
+    *proxies, _ = regmix.stages(small_recipe())
+    results = {}
+    for stage in proxies:
+        started = stage.strategy({})
+        started.start(sizes)
+        mixture = dict(zip(sizes, started.weights().tolist(), strict=True))
+        results[stage.name] = StageResult(mixture, {"a": 0.2 + 0.6 * mixture["a"] * mixture["b"]})
+    concluded, _ = regmix.conclude(small_recipe(), results, sizes, rows=100)
+    found["regmix"] = np.array(list(concluded.values()))
     assert {name for name in found if name != "uniform"} == set(STRATEGIES)
     for one, other in combinations(found, 2):
         assert np.abs(found[one] - found[other]).max() > 1e-3, f"{one} and {other} draw alike"

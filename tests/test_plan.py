@@ -89,18 +89,22 @@ def shown(plan: Plan) -> str:
         # At steps 89 and 90: after them the learning rate is below a tenth.
         (f"name: inf-dds, update_every: 1, warmup_steps: 89, {PROBE.format('')}", 100 + 2 * 8, 3),
         (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format('')}", 100 + 9 * (3 + 1.5), 1),
-        (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format(', lookahead: true')}", 100 + 9 * (3 * 2.5 + 0.5), 4),
         (f"name: doge, {ALIGNMENT.format('')}", 100 + 9 * 4.5 + 100, 1),
         (f"name: doge, rounds: 2, proxy_steps: 20, {ALIGNMENT.format('')}", 2 * (20 + 4.5) + 100, 1),
-        ("name: doremi", 100 + 400 / 3 + 100, 1),
-        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 40 + 100, 1),
-        ("name: tdro", 100 + 400 / 3 + 100, 1),
+        ("name: doremi", 100 + 500 / 3 + 100, 1),
+        ("name: doremi, reference_steps: 50, proxy_steps: 30", 50 + 50 + 100, 1),
+        ("name: tdro", 100 + 500 / 3 + 100, 1),
         # Sweeps from 10, 30, 50 and 70 with four dev evaluations, and one from 90 whose last would come at 102.
         (
             "name: aioli, update_every: 20, warmup_steps: 10, freeze_below: 0.0, probe: {dev_batch_size: 64}",
             100 + 19 * 0.5,
             0,
         ),
+        ("name: odm", 100, 0),
+        # 32 and 48 queries with 80 and 80 passages are 240 texts, 1.875 batches of 64 rows with two texts each.
+        ("name: merge, evaluations: 8, dev_queries: 48, dev_passages: 80", 3 * 33 + 8 * 1.875 / 3, 0),
+        ("name: merge, soup: true, expert_steps: 50, dev_queries: 48, dev_passages: 80", 150 + 1.875 / 3, 0),
+        ("name: regmix, proxies: 9, dev_queries: 48, dev_passages: 80", 100 + 9 * (10 + 1.875 / 3), 0),
         # 1120 rows and 1032 of dev are 33.625 batches.
         ("name: crisp", 100 + 33.625 / 3, 0),
     ],
@@ -112,6 +116,17 @@ def test_costs_by_hand(tmp_path: Path, strategy: str, cost: float, memory: float
     assert plan.times_static == pytest.approx(cost / 100)
     assert plan.sampler_memory == memory
     assert plan.memory == 4 + memory
+
+
+def test_stages_alike_are_one_line_and_experts_draw_their_own_dataset(tmp_path: Path) -> None:
+    merge = planned(tmp_path, "strategy={name: merge, expert_steps: 10, evaluations: 5}")
+    # 10 steps of 64 rows.
+    assert epochs(merge) == pytest.approx({"a": 1.0, "b": 2.0, "c": 4.0})
+    assert merge.concerns == []
+    assert "3 stages      expert-a to expert-c, each 10 steps" in shown(merge)
+    assert "5 merges scored on dev" in shown(merge)
+    regmix = planned(tmp_path, "strategy=regmix")
+    assert "proxy-01 to proxy-32, each 10 steps, scored on dev for" in shown(regmix)
 
 
 def test_a_step_of_several_batches_makes_measuring_cheaper(tmp_path: Path) -> None:
@@ -363,7 +378,7 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
     [
         "name: inf-dds, update_every: 3, warmup_steps: 2, inner_steps: 2",
         "name: inf-dds, update_every: 1, warmup_steps: 0, subset: 2, reptile: relative, freeze_below: 0.5",
-        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {lookahead: true}",
+        "name: multidds, update_every: 4, warmup_steps: 2, alignment: {preconditioned: true}",
         "name: multidds, update_every: 4, warmup_steps: 12",
         "name: aioli, update_every: 7, warmup_steps: 2, block_steps: 2",
         "name: doge, update_every: 2",
@@ -421,3 +436,11 @@ def test_two_real_processes_do_what_is_planned_for_two(recipe_path: Path) -> Non
         assert dataset.epochs == pytest.approx(
             dataset.share * plan.recipe.training.steps * facts["batch_size"] / facts["rows"]
         )
+
+
+@pytest.mark.parametrize("budget", [0.25, 0.5])
+def test_a_plan_keeps_to_the_budget(tmp_path: Path, budget: float) -> None:
+    free = planned(tmp_path, "strategy={name: inf-dds, update_every: 1}")
+    held = planned(tmp_path, f"strategy={{name: inf-dds, update_every: 1, budget: {budget}}}")
+    assert free.times_static > 1 + budget
+    assert 1 + budget / 2 < held.times_static <= 1 + budget

@@ -29,10 +29,10 @@ def test_all_that_was_measured_is_shown_for_every_test_set(
     run(load_recipe(recipe_path, ["selection.every=3"]))
     record = json.loads((tmp_path / "run" / "record.json").read_text(encoding="utf-8"))
     scores = record["scores"]
-    text = shown(tmp_path, capfd)
+    text = shown(tmp_path, capfd).rstrip()
     assert f"from step {record['selected_step']}" in text
     assert "\ntest scores x 100\n" in text
-    lines = [line.split() for line in text.splitlines() if "─" not in line]
+    lines = [line.split() for line in text.rstrip().splitlines() if "─" not in line]
     measures = ["ndcg@10", "mrr@10", "recall@100", "map@100"]
     means = {measure: (scores["small"][measure] + scores["big"][measure]) / 2 for measure in measures}
     expected = [
@@ -51,7 +51,7 @@ def test_names_are_text_and_one_set_has_no_average(
     recipe_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(load_recipe(recipe_path, [f"test={{'[bold]loud': {{path: {tmp_path}/data/small}}}}"]))
-    *_, names, _, scores = shown(tmp_path, capfd).splitlines()
+    *_, names, _, scores = shown(tmp_path, capfd).rstrip().splitlines()
     assert "ndcg@10" in names
     assert scores.startswith("[bold]loud ")
 

@@ -42,6 +42,7 @@ def recipe(tmp_path: Path, tiny_bert_folder: Path) -> str:
         "train": ["big", "small"],
         "dev": ["small"],
         "test": ["big", "small"],
+        "evaluation": {"references": False},
         "strategy": {"name": "cooldown"},
         "training": {"steps": 8, "batch_size": 8, "learning_rate": 1e-3, "log_every": 1, "save_every": 2},
     }

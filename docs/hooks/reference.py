@@ -32,7 +32,7 @@ GROUPS = (
     ("Training", ("MixtureTrainer", "info_nce", "group_losses", "load_encoder", "Mixture")),
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
-    ("Update rules", ("Anchored", "PolicyGradient", "Mirror", "Matching")),
+    ("Update rules", ("Anchored", "PolicyGradient")),
     ("Measuring influence", ("Probe", "Reptile", "Alignment", "Metric")),
 )
 

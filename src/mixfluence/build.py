@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import formatannotation, signature
@@ -15,7 +16,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
-from torch import nn
+from torch import distributed, nn
 from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer, TrainerCallback
 
 from mixfluence.data.reading import Data
@@ -26,11 +27,13 @@ from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
+from mixfluence.training.arguments import check_arguments
 from mixfluence.training.losses import LOSSES, group_losses
-from mixfluence.training.trainer import MixtureTrainer, check_arguments
+from mixfluence.training.trainer import MixtureTrainer
 
 # Variables that torchrun sets for each process.
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LOST_AFTER_SECONDS = 1_800
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
 SAVE_EVERY = 500
 
@@ -117,8 +120,13 @@ def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
         return  # the run will be started with torchrun
     if not planning:
         check_environment()
-    own = _own_arguments(recipe, torch.device(get_device_name()), {})
-    dry_run(own, given)
+    device = torch.device(get_device_name())
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not planning and device.type == "cpu" and several and not distributed.is_initialized():
+        # The trainer library passes its timeout for lost processes on to GPUs only.
+        timeout = timedelta(seconds=given.get("ddp_timeout", LOST_AFTER_SECONDS))
+        distributed.init_process_group(given.get("ddp_backend") or "gloo", timeout=timeout)
+    dry_run(_own_arguments(recipe, device, {}), given)
 
 
 def check_environment() -> None:

@@ -15,6 +15,16 @@ NAME_WIDTH = 24
 MOST_DATASETS = 8
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return a text without control characters, which a terminal would obey, except those to keep."""
+    return "".join(char if char.isprintable() or char in keep else "\ufffd" for char in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 dev set"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def bar(share: float, width: int = BAR_WIDTH) -> str:
     """Return a bar for a share of 1, in eighths of a character; anything above zero is visible."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
@@ -64,7 +74,8 @@ def mixture_table(history: Sequence[Mapping[str, float]], influence: Mapping[str
     for name in shown:
         trend = sparkline([weights.get(name, 0.0) for weights in history])
         gain = f"{influence[name]:+.2g}" if name in influence else ""
-        table.add_row(Text(name), Text(bar(now[name]), "cyan"), percent(now[name]), Text(trend, "dim"), gain)
+        share = Text(bar(now[name]), "cyan"), percent(now[name])
+        table.add_row(Text(printable(name)), *share, Text(trend, "dim"), gain)
     if rest := len(now) - len(shown):
         others = 1 - sum(now[name] for name in shown)
         table.add_row(Text(f"and {rest} more", "dim"), "", Text(percent(max(others, 0.0)), "dim"), "", "")

@@ -7,7 +7,7 @@ not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,8 @@ from mixfluence.strategies import Stage, Strategy
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
-# A stage trained against a reference model: one more forward pass, and the reference's parameters.
-AGAINST_COST, AGAINST_MEMORY = 1 + FORWARD, 1.0
+# A stage trained against a reference model: a forward pass of both without dropout, and the reference's parameters.
+AGAINST_COST, AGAINST_MEMORY = 1 + 2 * FORWARD, 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
@@ -31,7 +31,10 @@ POINTS = 1_000
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before any measurement; None for clusters."""
+    """How often a dataset is drawn in the first stage, by the weights before any measurement; None for clusters.
+
+    Of models to merge, it is drawn in all their stages together.
+    """
 
     name: str
     rows: int
@@ -44,6 +47,7 @@ class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
     `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures.
+    If the stage `merges` models, a step is the scoring of one merge; otherwise `scoring_cost` is that of its model.
     """
 
     name: str
@@ -54,11 +58,13 @@ class StagePlan:
     update_cost: float
     dev_batch_size: int
     memory: float
+    scoring_cost: float = 0.0
+    merges: bool = False
 
     @property
     def cost(self) -> float:
         """The whole stage in training steps."""
-        return self.steps * self.step_cost + self.updates * self.update_cost
+        return self.steps * self.step_cost + self.updates * self.update_cost + self.scoring_cost
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,13 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
         strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
-    datasets = _plan_datasets(recipe, *stages[0], train, processes)
+    drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
+    datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
     clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
-    guides = checked.dev if any(strategy.probing for _, strategy in stages) else {}
+    guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
+    guides = checked.dev if guided else {}
     return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
 
 
@@ -146,17 +154,17 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 
 
 def _plan_datasets(
-    recipe: Recipe, stage: Stage, strategy: Strategy, train: Mapping[str, int], processes: int
+    recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
     if recipe.strategy.clusters:
         return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
-    draws = stage.steps * recipe.training.gradient_accumulation
+    draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)
-    shares = np.mean([strategy.weights(point / points) for point in range(points)], axis=0)
+    shares = np.mean([own.weights(point / points) for _, own in stages for point in range(points)], axis=0)
     sizes = np.array(list(train.values()), np.float64)
     batches = _batch_rows(sizes, recipe.training.batch_size, processes)
-    if strategy.max_epochs is not None:
-        shares = cap(shares, np.floor(strategy.max_epochs * sizes) // batches / draws)
+    if (max_epochs := stages[0][1].max_epochs) is not None:
+        shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
     epochs = shares * draws * batches / sizes
     return [
         DatasetPlan(name, rows, share, times)
@@ -174,22 +182,35 @@ def _plan_stage(
 ) -> StagePlan:
     training, probing = recipe.training, strategy.probing
     step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (1.0, 0.0)
+    if stage.merges:
+        return StagePlan(stage.name, stage.steps, _scoring_cost(recipe, guides), 0, None, 0.0, 0, 0.0, merges=True)
     if probing is None:
-        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory)
+        scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0
+        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
     update_cost, possible = dev * FORWARD, strategy.candidates()
-    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
     if len(possible):
         measured = min(probing.subset or len(possible), len(possible))
         sharing = 1 if method.alone else processes
         sizes = np.array(list(train.values()))[possible]
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
         update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
-        memory += method.memory(probing.reptile) if updates else 0.0
+    strategy.space_rounds(update_cost, stage.steps)
+    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    if len(possible) and updates:
+        memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
     dev_rows = method.dev_batch_size
     return StagePlan(stage.name, stage.steps, step_cost, len(updates), first, update_cost, dev_rows, memory)
+
+
+def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
+    """Return the cost of scoring one model on the dev sets; a training row has at least two texts."""
+    scoring, training = recipe.strategy.scoring, recipe.training
+    assert scoring is not None
+    texts = sum(min(scoring.queries, rows) + scoring.passages for rows in guides.values())
+    return texts / (2 * training.batch_size * training.gradient_accumulation) * FORWARD
 
 
 def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]:
@@ -222,8 +243,8 @@ def _concerns(plan: Plan) -> Iterator[str]:
             yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
         if dataset.rows < batch:
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
-    if len(plan.stages) > 1:
-        total = sum(stage.steps for stage in plan.stages)
+    total = sum(stage.steps for stage in plan.stages if not stage.merges)
+    if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
         yield from _late_or_early(stage, training.warmup_steps)

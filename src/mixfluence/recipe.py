@@ -89,7 +89,7 @@ class EvaluationSection(Section):
     """How test sets are evaluated at the end."""
 
     batch_size: Count = 128
-    bm25: bool = False
+    references: bool = True
 
 
 class Recipe(Section):

@@ -21,6 +21,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
 
 if TYPE_CHECKING:
+    from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.evaluation.dev_queries import DevQuery
     from mixfluence.evaluation.results import Evaluation
     from mixfluence.recipe import Recipe
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
 TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
-DEV_FOLDER = "dev"
+DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 # Written last: a checkpoint without it is incomplete.
 MANIFEST_FILE = "manifest.json"
 
@@ -58,6 +59,7 @@ class Run:
         weights: Final probability of each dataset.
         stages: Traces of the earlier stages, for a method of several.
         dev: Queries of each dev set with their ranks.
+        references: Scores of models without this training, such as "bm25"; of all test sets or none.
     """
 
     path: Path
@@ -68,6 +70,7 @@ class Run:
     weights: dict[str, float] = field(default_factory=dict)
     stages: dict[str, list[TraceLine]] = field(default_factory=dict)
     dev: dict[str, list[DevQuery]] = field(default_factory=dict)
+    references: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -183,10 +186,18 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
+def checkpoint_files(folder: Path, name: str) -> list[Path]:
+    """Return a file of each checkpoint, by step; a script's own trainer has them directly in its folder."""
+    found = [*folder.glob(f"checkpoint-*/{name}"), *folder.glob(f"{CHECKPOINTS_FOLDER}/checkpoint-*/{name}")]
+    return sorted(found, key=lambda file: int(file.parent.name.rpartition("-")[2]))
+
+
 def read_run_recipe(path: Path) -> Recipe:
     """Read the recipe of a run folder; `read_run` reads everything."""
     from mixfluence.recipe_yaml import load_recipe
 
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder")
     if not (path / RECIPE_FILE).is_file():
         inside = sorted(str(file.parent) for file in path.glob(f"*/{RECIPE_FILE}"))
         hint = f"; it contains runs: {', '.join(inside)}" if inside else ""
@@ -201,12 +212,19 @@ def read_run_recipe(path: Path) -> Recipe:
 
 
 def _upgrade(recipe: dict[str, Any]) -> None:
-    """Rename keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
+    """Rename or drop keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
     training, strategy = recipe.get("training"), recipe.get("strategy")
     if isinstance(training, dict) and "host" in training:
         training["trainer_args"] = training.pop("host")
-    if isinstance(strategy, dict) and (strategy.get("probe") or {}).get("snapshot") == "host":
+    if isinstance(recipe.get("evaluation"), dict):
+        recipe["evaluation"].pop("bm25", None)
+    if not isinstance(strategy, dict):
+        return
+    if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
+    for section, key, default in (strategy, "focus", 1.0), (strategy.get("alignment") or {}, "lookahead", False):
+        if section.get(key) == default:
+            del section[key]
 
 
 def read_run(path: Path) -> Run:
@@ -217,7 +235,13 @@ def read_run(path: Path) -> Run:
 
     recipe, record = read_run_recipe(path), _record_of(path)
     tested = list(record.get("scores", {}))
-    scores = {found.dataset: found for found in map(read_evaluation, (path / EVAL_FOLDER).glob("*.jsonl"))}
+
+    def scores_in(folder: Path) -> dict[str, Evaluation]:
+        found = {own.dataset: own for own in map(read_evaluation, folder.glob("*.jsonl"))}
+        return {name: found[name] for name in tested if name in found}
+
+    scores = scores_in(path / EVAL_FOLDER)
+    references = {folder.name: scores_in(folder) for folder in sorted((path / REFERENCES_FOLDER).glob("*"))}
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))
@@ -226,7 +250,8 @@ def read_run(path: Path) -> Run:
     trace = read_trace(path / TRACE_FILE) if (path / TRACE_FILE).exists() else []
     weights = read_weights(path / WEIGHTS_FILE) if record.get("kind") == "run" else {}
     dev = {name: dev[name] for name in recipe.dev if name in dev}
-    return Run(path, recipe, record, trace, {name: scores[name] for name in tested}, weights, found, dev)
+    complete = {name: own for name, own in references.items() if tested and len(own) == len(tested)}
+    return Run(path, recipe, record, trace, scores, weights, found, dev, complete)
 
 
 def _record_of(path: Path) -> dict[str, Any]:
@@ -257,6 +282,22 @@ def read_record(path: Path) -> dict[str, Any]:
 def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> None:
     """Write a record, the last file of a run, of a stage or of a test: whatever has one is finished."""
     write_text(path, json.dumps({"format": FORMAT, "kind": kind, **facts}, indent=1) + "\n")
+
+
+def write_test(
+    folder: Path, recipe: Recipe, name: str, tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]
+) -> None:
+    """Write the folder of a model that was only tested, which `read_run` reads."""
+    from mixfluence.evaluation.results import write_evaluation
+    from mixfluence.recipe_yaml import dump_recipe
+
+    for evaluation in scores.values():
+        write_evaluation(evaluation, folder / EVAL_FOLDER)
+    write_text(folder / RECIPE_FILE, dump_recipe(recipe))
+    tests = {test: {"fingerprint": task.fingerprint} for test, task in tasks.items()}
+    summaries = {test: evaluation.summary() for test, evaluation in scores.items()}
+    facts = {"name": recipe.name, "reference": name, "seed": recipe.seed, "tests": tests, "scores": summaries}
+    write_record(folder / RECORD_FILE, facts, kind="test")
 
 
 def read_bytes(path: Path) -> bytes:

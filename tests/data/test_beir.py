@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,30 @@ def test_retrieval_counts_a_query_whose_passages_are_unknown(make_folder: MakeFo
     assert "1 of 31 judgements" in note
     with pytest.raises(DataError, match=r"train\.tsv: .*'gone'"):
         read_beir_task(make_folder(PASSAGES, QUERIES, [("q1", "gone", 1)]), "train", "few")
+
+
+def test_grades_are_bounded(make_folder: MakeFolder) -> None:
+    task = read_beir_task(make_folder(PASSAGES, QUERIES, "q1\td1\t1\nq1\td2\t-2\nq2\td2\t-3"), "train", "graded")
+    assert task.qrels == {"q1": {"d1": 1, "d2": 0}, "q2": {"d2": 0}}
+    folder = make_folder(PASSAGES, QUERIES, "q1\td1\t1\nq1\td2\t2147483647")
+    with pytest.raises(DataError, match=r"train\.tsv:2: .*2147483647"):
+        read_beir_task(folder, "train", "graded")
+    with pytest.raises(DataError, match=r"graded: .*-1 .*'q1'"):
+        replace(task, qrels={"q1": {"d1": -1}})
+
+
+@pytest.mark.parametrize("first", ["q1\td1\t0.5", "q1\td1\tone", "q1\td1\t"])
+def test_a_bad_first_judgement_is_no_header(make_folder: MakeFolder, first: str) -> None:
+    with pytest.raises(DataError, match=r"train\.tsv:1: .*score"):
+        read_beir_rows(make_folder(PASSAGES, QUERIES, f"{first}\nq2\td2\t1"), "train")
+
+
+@pytest.mark.parametrize("header", ["query-id\tcorpus-id\tscore", "qid\tQ0\tdocid\trelevance", "a\tb\tRel"])
+def test_headers_of_judgements(make_folder: MakeFolder, header: str) -> None:
+    assert len(read_beir_rows(make_folder(PASSAGES, QUERIES, f"{header}\nq2\td2\t1"), "train")) == 1
+
+
+def test_ids_of_two_types_do_not_merge(make_folder: MakeFolder) -> None:
+    passages = [{"_id": 1, "text": "one"}, {"_id": "1", "text": "one"}]
+    with pytest.raises(DataError, match=r"corpus\.jsonl:2: .*'1'.*int"):
+        read_beir_task(make_folder(passages, QUERIES, [("q1", "1", 1)]), "train", "ids")

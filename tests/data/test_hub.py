@@ -29,11 +29,11 @@ def write(folder: Path, columns: dict[str, list[Any]]) -> str:
     return str(folder)
 
 
-def test_rows_of_a_dataset_by_position_and_by_map(tmp_path: Path) -> None:
-    name = write(tmp_path / "set", {"query": ["q", "r"], "answer": ["a", "b"], "score": [0.1, 0.2]})
+def test_rows_of_a_dataset_by_name_and_by_map(tmp_path: Path) -> None:
+    name = write(tmp_path / "set", {"query": ["q", "r"], "answer": ["a", "b"], "topic": [0.1, 0.2]})
     rows = read_hub(name, "train")
     assert (list(rows.rows["anchor"]), list(rows.rows["positive"])) == (["q", "r"], ["a", "b"])
-    assert rows.notes == (f"{name}: ignored the columns 'score'",)
+    assert rows.notes == (f"{name}: ignored the columns 'topic'",)
     swapped = read_hub(name, "train", {"anchor": "answer", "positive": "query"})
     assert list(swapped.rows["anchor"]) == ["a", "b"]
 

@@ -22,7 +22,7 @@ from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
 from tests.conftest import row_set
 
-RECORDS = {"query": ["q0", "q1", "q2"], "answer": ["a0", "a1", "a2"], "other": ["n0", "n1", "n2"]}
+RECORDS = {"query": ["q0", "q1", "q2"], "answer": ["a0", "a1", "a2"], "negative": ["n0", "n1", "n2"]}
 
 
 def test_order_and_sizes_are_kept() -> None:
@@ -53,7 +53,7 @@ def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, 
         Mixture(datasets)
 
 
-def test_any_dataset_is_taken_by_position() -> None:
+def test_any_dataset_is_taken_by_the_names_of_its_columns() -> None:
     rows = Mixture({"plain": Dataset.from_dict(RECORDS)})["plain"].rows
     assert [Row(**row) for row in rows] == [Row(f"q{i}", f"a{i}", [f"n{i}"], []) for i in range(3)]
 
@@ -87,10 +87,10 @@ def test_rows_of_the_right_shape_are_taken_as_they_are() -> None:
 
 
 def test_remarks_name_the_dataset_they_are_about() -> None:
-    labelled = Dataset.from_dict({"q": ["q"], "p": ["p"], "label": [1]})
-    mixture = Mixture({"first": labelled, "second": labelled})
+    wide = Dataset.from_dict({"query": ["q"], "answer": ["p"], "topic": ["t"]})
+    mixture = Mixture({"first": wide, "second": wide})
     for name, dataset in mixture.items():
-        assert dataset.notes == (f"{name}: ignored the columns 'label'",)
+        assert dataset.notes == (f"{name}: ignored the columns 'topic'",)
 
 
 def asking(*anchors: str) -> RowSet:

@@ -100,11 +100,10 @@ def test_an_empty_negative_goes_with_its_score(tmp_path: Path) -> None:
     assert read_pairs(path).notes == (f"{path}: left out 1 of 2 negatives without text, such as {path}:1",)
 
 
-def test_labels_and_extra_columns_are_ignored_with_one_note(tmp_path: Path) -> None:
-    labelled = {"premise": "a", "label": 1, "hypothesis": "b", "score": 0.5}
-    path = write_jsonl(tmp_path / "labels.jsonl", labelled, labelled, {"query": "q", "pos": ["p"], "prompt": "x"})
-    assert read(path) == [("a", "b", [], []), ("a", "b", [], []), ("q", "p", [], [])]
-    assert read_pairs(path).notes == (f"{path}: ignored the columns 'label', 'prompt', 'score'",)
+def test_extra_columns_are_ignored_with_one_note(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "more.jsonl", {"query": "q", "pos": ["p"], "prompt": "x", "topic": "y"}, ["a", "b"])
+    assert read(path) == [("q", "p", [], []), ("a", "b", [], [])]
+    assert read_pairs(path).notes == (f"{path}: ignored the columns 'prompt', 'topic'",)
 
 
 def test_columns_keep_the_meaning_the_first_object_gave_them(tmp_path: Path) -> None:
@@ -174,8 +173,8 @@ def test_a_wrong_column_map_is_explained(tmp_path: Path, columns: Any, named: st
         ({"a": "x"}, ".*'a'"),
         ({"a": "x", "label": "y"}, ".*'a', 'label'"),
         ({}, ".*columns none"),
-        ({"a": "x", "b": 3}, "found 3 in column 'b', expected text"),
-        ({"a": "x", "b": "y", "id": 3}, ".*'id'"),
+        ({"a": "x", "b": 3}, ".*'a', 'b'"),
+        ({"query": "x", "answer": 3}, "found 3 in column 'answer', expected text"),
         ({"a": ["x"], "b": "y"}, ".*'a'"),
         ({"query": "x", "pos": [{}]}, ".*'pos'"),
         ({"set": ["a", True]}, ".*'set'"),
@@ -221,7 +220,7 @@ def test_a_positive_missing_but_scored_is_not_lost_silently(tmp_path: Path) -> N
 def test_tables(tmp_path: Path, name: str) -> None:
     delimiter = "," if ".csv" in name else "\t"
     lines = [
-        ["question", "answer", "label", "negative"],
+        ["question", "answer", "topic", "negative"],
         ["q", 'say "hi"', "1", ""],
         [],
         ["r", "b", "0", "n"],
@@ -253,7 +252,7 @@ def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     [
         ("", r"t\.csv:1: "),
         ("q,q\na,b\n", r"t\.csv:1: .*'q', 'q'"),
-        ("q,a\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the header"),
+        ("q,a\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the first line"),
         ('q,a\nx,"y\n', r"t\.csv:2: "),
         ('q,a\nx,"y"z\n', r"t\.csv:2: "),
     ],
@@ -265,12 +264,12 @@ def test_a_bad_table_names_file_and_line(tmp_path: Path, content: str, place: st
         read_pairs(path)
 
 
-def test_parquet_files_with_positional_columns(tmp_path: Path) -> None:
+def test_parquet_files_with_other_columns(tmp_path: Path) -> None:
     tables: dict[str, dict[str, list[Any]]] = {
         "1.parquet": {"query": ["q"], "answer": ["a"]},
         "2.parquet": {"anchor": ["q"], "positive": ["p"], "negative": ["n"]},
         "3.parquet": {"title": ["t"], "citation": [["c", "d"]]},
-        "4.parquet": {"premise": ["p"], "hypothesis": ["h"], "label": [2]},
+        "4.parquet": {"premise": ["p"], "hypothesis": ["h"], "topic": [2]},
     }
     for name, columns in tables.items():
         pq.write_table(pa.table(columns), tmp_path / name)
@@ -281,7 +280,7 @@ def test_parquet_files_with_positional_columns(tmp_path: Path) -> None:
         ("t", "d", [], []),
         ("p", "h", [], []),
     ]
-    assert read_pairs(tmp_path).notes == (f"{tmp_path}: ignored the columns 'label'",)
+    assert read_pairs(tmp_path).notes == (f"{tmp_path}: ignored the columns 'topic'",)
 
 
 def test_bad_parquet_is_refused_with_its_name_and_row(tmp_path: Path) -> None:
@@ -289,14 +288,14 @@ def test_bad_parquet_is_refused_with_its_name_and_row(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 but not really PAR1")
     with pytest.raises(DataError, match=r"bad\.parquet: not a valid Parquet file"):
         read_pairs(path)
-    pq.write_table(pa.table({"q": ["a", "b"], "a": ["x", "y"], "n": [None, 3]}), path)
-    with pytest.raises(DataError, match=r"bad\.parquet: row 2: .*'n'"):
+    pq.write_table(pa.table({"query": ["a", "b"], "answer": ["x", "y"], "negative": [None, 3]}), path)
+    with pytest.raises(DataError, match=r"bad\.parquet: row 2: .*'negative'"):
         read_pairs(path)
 
 
 def test_a_folder_mixes_formats_in_the_order_of_names(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "b.jsonl.gz", ["b", "b"])
-    (tmp_path / "a.csv").write_text("x,y\na,a\n")
+    (tmp_path / "a.csv").write_text("q,a\na,a\n")
     (tmp_path / ".hidden").write_text("ignored")
     assert [row[0] for row in read(tmp_path)] == ["a", "b"]
     (tmp_path / "README.md").touch()

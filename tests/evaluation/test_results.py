@@ -134,3 +134,13 @@ def test_queries_without_hits_or_positives_count_as_zero() -> None:
 def test_only_the_listed_queries_are_scored() -> None:
     scores = score_rankings({"a": {"d": 1.0}}, {"a": {"d": 1}, "text-less": {"d": 1}}, ["a"])
     assert list(scores) == ["a"]
+
+
+def test_grades_below_zero_are_not_relevant_and_absurd_ones_are_refused() -> None:
+    """Two queries that have only grades of -2 used to end the process."""
+    qrels = {"a": {"x": -2}, "b": {"x": -5}, "c": {"x": -3, "y": 2}}
+    rankings = {query: {"x": 2.0, "y": 1.0} for query in qrels}
+    scores = score_rankings(rankings, qrels)
+    assert [scores[query]["mrr@10"] for query in qrels] == [0.0, 0.0, 0.5]
+    with pytest.raises(DataError, match="'a'"):
+        score_rankings(rankings, {"a": {"x": 2**31 - 1}})

@@ -73,11 +73,11 @@ def nowhere(folder: Path) -> None:
 RUNS = [
     Case("the folder of a finished run", "train recipe.yaml", ("run", "--resume")),
     Case("a finished run, resumed", RESUME, ("run",), says="nothing to resume"),
-    Case("a run, resumed with another seed", f"{RESUME} seed=1", ("run/recipe.yaml",), arrange=unfinished),
+    Case("a run, resumed with another seed", f"{RESUME} seed=1", ("run", "seed"), arrange=unfinished),
     Case(
         "a run whose data has changed",
         RESUME,
-        (CHECKPOINT, "'near'"),
+        ("run", "training set near"),
         files={"data/near.jsonl": '["w1", "w2"]\n'},
         arrange=unfinished,
     ),
@@ -101,7 +101,8 @@ RUNS = [
         (CHECKPOINT, "'near'"),
         arrange=with_state(fingerprints={"near": "", "far": ""}),
     ),
-    of_run("a recipe that is damaged", RESUME, "recipe.yaml", "name: ["),
+    of_run("a recipe that is damaged", "status run", "recipe.yaml", "name: ["),
+    of_run("inputs that are damaged", RESUME, "inputs.json", "{"),
     of_run("a recipe with a Python tag", "status run", "recipe.yaml", "name: !!python/name:os.system\n"),
     Case("no run", "status absent", ("absent",), says="not a run folder"),
     Case("data for a run", "status data", ("data",)),

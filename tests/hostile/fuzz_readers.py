@@ -20,6 +20,7 @@ import atheris  # type: ignore[import-untyped]
 with atheris.instrument_imports(include=["mixfluence", "yaml"]):
     from mixfluence.data.beir import read_grades
     from mixfluence.data.pairs import RecordReader
+    from mixfluence.data.rows import Facts
     from mixfluence.data.source import read_records
     from mixfluence.errors import MixfluenceError
     from mixfluence.policy.initial import read_weights
@@ -27,7 +28,7 @@ with atheris.instrument_imports(include=["mixfluence", "yaml"]):
 
 
 def _rows(path: Path) -> None:
-    for _ in RecordReader(path.name).read([read_records(path)], []):
+    for _ in RecordReader(path.name).read([read_records(path)], Facts()):
         pass
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Alignment, DevBatch, Influences, Measurement, Metric, Probe, info_nce_metric
-from mixfluence.policy import UNIFORM, Anchored, Matching, Mirror, PolicyGradient, Rule
+from mixfluence.policy import UNIFORM, Anchored, PolicyGradient, Rule
 from mixfluence.strategies import Aioli, DoGE, InfDDS, MultiDDS, Static, Strategy
 from mixfluence.training.trainer import MixtureTrainer
 from tests.influence.test_probe import Columns, SmallLearner, all_words, batches, dev_batches, everything
@@ -40,8 +40,6 @@ SIZES = {"a": 1, "b": 10, "c": 10**9}
 RULES: list[Rule] = [
     PolicyGradient(step=1.0),
     PolicyGradient(step=1.0, optimizer="sgd"),
-    Mirror(),
-    Matching(),
     Anchored(),
 ]
 GUIDED: dict[str, Callable[[], Strategy]] = {
@@ -103,7 +101,6 @@ def test_weights_stay_probabilities_whatever_is_measured(name: str, measured: li
     [
         (Probe(), "strategy.probe"),
         (Alignment(), "strategy.alignment"),
-        (Alignment(lookahead=True), "strategy.alignment"),
     ],
 )
 @pytest.mark.parametrize("place", ["training", "looking"])

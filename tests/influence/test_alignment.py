@@ -1,14 +1,14 @@
 """Alignment of gradients, without side effects.
 
 - On a model whose gradients are the batches, cosines and projections equal those computed by hand: with several
-  targets, several batches, a metric to maximise, Adam's second moments, and lookahead.
+  targets, several batches, a metric to maximise, and Adam's second moments.
 - On a transformer they equal those of separately computed gradients, with dropout and parameters that no target uses.
   Preconditioning gives the direction of Adam without momentum.
 - Parameters, buffers, optimizer, gradients, random states and modes are restored bit by bit in every mode, also after
   an error.
 - A dataset equal to the target is aligned best, mismatched rows least. Without a gradient the alignment is zero.
 - A dataset with NaN fails alone; the others are measured as if it were absent.
-- 16-bit gradients are summed in fp32. All processes use the result of the first. Memory is 1 or 4 parameter sizes.
+- 16-bit gradients are summed in fp32. All processes use the result of the first. Memory is 1 parameter size.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ from tests.influence.test_probe import (
 
 Score = Literal["cosine", "projection"]
 MODES = [
-    {"score": score, "preconditioned": preconditioned, "lookahead": lookahead}
+    {"score": score, "preconditioned": preconditioned}
     for score in ("cosine", "projection")
     for preconditioned in (False, True)
-    for lookahead in (False, True)
 ]
 every_mode = pytest.mark.parametrize(
     "mode", MODES, ids=lambda mode: " ".join(str(value) for value in mode.values()).lower()
@@ -103,12 +102,6 @@ class LineLearner:
 def linear(model: nn.Module, batch: DevBatch) -> Tensor:
     """A metric whose gradient is the mean of the rows."""
     return torch.stack([(next(model.parameters()) * piece.columns[0]["x"]).sum() for piece in batch.pieces])
-
-
-def distance(model: nn.Module, batch: DevBatch) -> Tensor:
-    """A metric whose gradient is the weight minus the mean of the rows."""
-    rows = torch.stack([piece.columns[0]["x"] for piece in batch.pieces])
-    return 0.5 * (next(model.parameters()) - rows).square().sum(dim=1)
 
 
 def target(name: str, *rows: Sequence[float]) -> DevBatch:
@@ -223,22 +216,6 @@ def test_second_moments_are_counted_for_every_parameter_apart() -> None:
     assert found == pytest.approx([scaled[0] / np.linalg.norm(scaled)], abs=1e-6)
 
 
-@pytest.mark.parametrize("score", ["cosine", "projection"])
-def test_looking_ahead_takes_the_targets_gradients_where_a_step_on_the_dataset_leads(score: Score) -> None:
-    # From (0, 0) a step of 0.5 against (2, 0) leads to (-1, 0), against (0, -4) to (0, 2). The target's gradient is
-    # the way from (1, 1) to there: (-2, -1) and (-1, 1), but (-1, -1) before the step.
-    learner = LineLearner(0.0, 0.0, optimizer=SGD, lr=0.5)
-    rows, dev = [[(2.0, 0.0)], [(0.0, -4.0)]], [target("corner", (1.0, 1.0))]
-    ahead = values(align(learner, rows, dev, distance, score=score, lookahead=True))
-    here = values(align(learner, rows, dev, distance, score=score))
-    if score == "cosine":
-        assert ahead == pytest.approx([-2 / math.sqrt(5), -1 / math.sqrt(2)], abs=1e-6)
-        assert here == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)], abs=1e-6)
-    else:
-        assert ahead == pytest.approx([-4 / 3 / math.sqrt(5), -4 / 3 / math.sqrt(2)], abs=1e-5)
-        assert here == pytest.approx([-2 / 3 / math.sqrt(2), 4 / 3 / math.sqrt(2)], abs=1e-5)
-
-
 def test_sums_over_16_bit_gradients_are_taken_in_fp32() -> None:
     torch.manual_seed(0)
     learner = LineLearner(*[0.0] * 20_000)
@@ -347,21 +324,6 @@ def test_alignments_equal_those_of_all_gradients_taken_apart(learner: SmallLearn
     assert found == pytest.approx(projected.tolist(), rel=1e-3, abs=1e-3 * float(projected.abs().max()))
 
 
-def test_looking_ahead_equals_the_cosine_with_gradients_of_a_model_that_took_the_step(static: SmallLearner) -> None:
-    static.optimizer.param_groups[0]["lr"] = 0.5
-    expected = []
-    for dataset in range(3):
-        own = train_gradient(static, dataset, adam=False)
-        twin = copy.deepcopy(static)
-        twin.modules.train()
-        twin.backward(columns(encoder(twin), dataset))
-        twin.optimizer.step()
-        expected.append(float(torch.cosine_similarity(own[None], dev_gradients(twin), dim=1).mean()))
-    found = values(measure(static, lookahead=True))
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert np.abs(np.array(found) - values(measure(static))).max() > 1e-3
-
-
 @every_mode
 def test_a_round_leaves_everything_as_it_was(learner: SmallLearner, mode: dict[str, Any]) -> None:
     before = everything(learner)
@@ -374,21 +336,19 @@ def test_a_round_leaves_everything_as_it_was(learner: SmallLearner, mode: dict[s
     assert min(map(abs, values(influences))) > 1e-6
 
 
-@pytest.mark.parametrize("lookahead", [False, True])
-def test_gradients_that_were_there_are_there_again_and_do_not_count(static: SmallLearner, lookahead: bool) -> None:
-    expected = values(measure(static, lookahead=lookahead))
+def test_gradients_that_were_there_are_there_again_and_do_not_count(static: SmallLearner) -> None:
+    expected = values(measure(static))
     kept = [torch.full_like(parameter, 7.0) for parameter in static.modules.parameters()]
     for parameter, gradient in zip(static.modules.parameters(), kept, strict=True):
         parameter.grad = gradient
-    assert values(measure(static, lookahead=lookahead)) == expected
+    assert values(measure(static)) == expected
     for parameter, gradient in zip(static.modules.parameters(), kept, strict=True):
         assert parameter.grad is gradient
         assert (gradient == 7).all()
 
 
-@pytest.mark.parametrize("lookahead", [False, True])
 def test_a_round_that_fails_midway_leaves_everything_as_it_was(
-    learner: SmallLearner, make_static: Callable[[], SentenceTransformer], lookahead: bool
+    learner: SmallLearner, make_static: Callable[[], SentenceTransformer]
 ) -> None:
     model = encoder(learner)
 
@@ -398,7 +358,7 @@ def test_a_round_that_fails_midway_leaves_everything_as_it_was(
             raise OSError("the disk is gone")
 
     before = everything(learner)
-    meter = Aligner(learner, Alignment(lookahead=lookahead), info_nce_metric())
+    meter = Aligner(learner, Alignment(), info_nce_metric())
     with pytest.raises(OSError, match="the disk is gone"):
         meter.measure([0, 1, 2], failing, dev_batches(model), seed=0)
     assert everything(learner) == before
@@ -408,7 +368,7 @@ def test_a_round_that_fails_midway_leaves_everything_as_it_was(
     before = everything(broken)
     broken.works = False
     with pytest.raises(MemoryError, match="after the gradient was there"):
-        measure(broken, lookahead=lookahead)
+        measure(broken)
     assert broken.left
     assert everything(broken) == before
 
@@ -427,10 +387,9 @@ def test_the_seed_decides_dropout(learner: SmallLearner) -> None:
     assert one.base.tolist() == other.base.tolist()
 
 
-@pytest.mark.parametrize("lookahead", [False, True])
-def test_without_datasets_the_targets_are_only_looked_at(learner: SmallLearner, lookahead: bool) -> None:
+def test_without_datasets_the_targets_are_only_looked_at(learner: SmallLearner) -> None:
     before = everything(learner)
-    influences = measure(learner, [], lookahead=lookahead)
+    influences = measure(learner, [])
     assert everything(learner) == before
     assert influences.base.tolist() == pytest.approx(measure(learner, [0]).base.tolist())
     assert influences.on_targets().shape == (0, 1)
@@ -514,19 +473,14 @@ def test_a_gradient_too_long_to_be_measured_has_failed() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_memory_is_one_parameter_size_and_four_with_lookahead(static: SmallLearner, mode: dict[str, Any]) -> None:
+def test_memory_is_one_parameter_size(static: SmallLearner, mode: dict[str, Any]) -> None:
     model = encoder(static)
     meter = Aligner(static, settings(**mode), info_nce_metric())
     meter.measure([0, 1, 2], batches(model, 1), dev_batches(model), seed=0)
-    assert meter.memory == pytest.approx(4 if mode["lookahead"] else 1, abs=0.01)
+    assert meter.memory == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("lookahead", "train", "dev", "steps"), [(False, 3, 2, 0), (True, 3, 6, 3)], ids=["here", "ahead"]
-)
-def test_a_round_takes_as_many_gradients_and_steps_as_it_says(
-    static: SmallLearner, lookahead: bool, train: int, dev: int, steps: int
-) -> None:
+def test_a_round_takes_one_gradient_of_each_dataset_and_target_and_no_step(static: SmallLearner) -> None:
     counts = {"dev": 0, "steps": 0}
 
     def counted(model: nn.Module, batch: DevBatch) -> Tensor:
@@ -538,15 +492,13 @@ def test_a_round_takes_as_many_gradients_and_steps_as_it_says(
 
     static.used.clear()
     static.optimizer.register_step_pre_hook(count_step)
-    measure(static, lookahead=lookahead, metric=Metric(counted, higher_is_better=False))
-    assert (len(static.used), counts["dev"], counts["steps"]) == (train, dev, steps)
+    measure(static, metric=Metric(counted, higher_is_better=False))
+    assert (len(static.used), counts["dev"], counts["steps"]) == (3, 2, 0)
 
 
 def test_dividing_by_second_moments_needs_an_optimizer_that_has_them() -> None:
     with pytest.raises(RecipeError, match="SGD"):
         align(LineLearner(0.0, 0.0, optimizer=SGD, lr=0.1), [[(1.0, 1.0)]], preconditioned=True)
-    assert Alignment(preconditioned=True).needs_moments
-    assert not Alignment().needs_moments
 
 
 def test_a_metric_without_a_gradient_is_refused() -> None:

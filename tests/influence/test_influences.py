@@ -36,6 +36,13 @@ def two_targets() -> Influences:
     return round_of([4.0, -0.5], large, small)
 
 
+def gathered(
+    probed: list[int], targets: list[str], before: list[Array], after: list[list[Array]], sign: int
+) -> Influences:
+    first, *others = ([torch.from_numpy(values) for values in side] for side in (before, *after))
+    return gather(probed, targets, first, others, sign)
+
+
 def noisy(datasets: int, queries: int, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     return rng.normal(0, 5, queries) + rng.normal(0, [[1.0]] * datasets, (datasets, queries)) * rng.gamma(
@@ -60,7 +67,7 @@ def test_mean_relative_and_worst_are_what_one_computes_by_hand(two_targets: Infl
 def test_influences_computed_on_the_device_are_the_same(how: Aggregate, sign: int, base: tuple[float, ...]) -> None:
     before = [np.full(queries, value) for value, queries in zip(base, (5, 7, 3), strict=True)]
     after = [values + noisy(1, len(values), seed)[0] for seed, values in enumerate(before)]
-    expected = gather([0], ["a", "b", "c"], before, [after], sign).combine(how)[0]
+    expected = gathered([0], ["a", "b", "c"], before, [after], sign).combine(how)[0]
     looks = [[torch.from_numpy(values) for values in side] for side in (before, after)]
     assert combined_gain(looks[0], looks[1], how, sign).item() == pytest.approx(expected[0])
 
@@ -122,7 +129,7 @@ def test_relative_influences_do_not_depend_on_the_unit_of_a_target(how: Aggregat
 
 @pytest.mark.parametrize(("sign", "expected"), [(1, [[0.5, -1.0]]), (-1, [[-0.5, 1.0]])])
 def test_better_is_positive_whichever_way_the_metric_points(sign: int, expected: list[list[float]]) -> None:
-    influences = gather([4], ["dev"], [np.array([1.0, 3.0])], [[np.array([1.5, 2.0])]], sign)
+    influences = gathered([4], ["dev"], [np.array([1.0, 3.0])], [[np.array([1.5, 2.0])]], sign)
     assert influences.gains[0].tolist() == expected
     assert influences.base.tolist() == [2.0]
     assert influences.probed.tolist() == [4]
@@ -135,10 +142,10 @@ def test_a_proxy_that_is_not_a_number_leaves_no_trace(bad: float, target: int) -
     good = [[before[0] - 0.1, before[1] - 0.2], [before[0] - 0.3, before[1] - 0.4]]
     broken = [before[0].copy(), before[1].copy()]
     broken[target][1] = bad
-    influences = gather([6, 2, 9], ["a", "b"], before, [good[0], broken, good[1]], -1)
+    influences = gathered([6, 2, 9], ["a", "b"], before, [good[0], broken, good[1]], -1)
     assert influences.probed.tolist() == [6, 9]
     assert influences.failed.tolist() == [2]
-    alone = gather([6, 9], ["a", "b"], before, good, -1)
+    alone = gathered([6, 9], ["a", "b"], before, good, -1)
     for one, other in zip(influences.gains, alone.gains, strict=True):
         assert one.tolist() == other.tolist()
     assert influences.base.tolist() == alone.base.tolist() == [1.5, 4.0]
@@ -147,7 +154,7 @@ def test_a_proxy_that_is_not_a_number_leaves_no_trace(bad: float, target: int) -
 def test_without_a_base_there_is_nothing_to_compare_with() -> None:
     before: list[NDArray[np.float64]] = [np.array([1.0, math.nan]), np.array([1.0, 1.0])]
     fine = [np.ones(2), np.ones(2)]
-    influences = gather([3, 1], ["a", "b"], before, [fine, fine], 1)
+    influences = gathered([3, 1], ["a", "b"], before, [fine, fine], 1)
     assert influences.probed.tolist() == []
     assert influences.failed.tolist() == [3, 1]
     assert [gain.shape for gain in influences.gains] == [(0, 2), (0, 2)]
@@ -176,7 +183,7 @@ def test_where_all_targets_are_solved_gains_count_as_they_are(how: Aggregate) ->
 
 
 def test_a_round_that_probed_nothing_says_nothing() -> None:
-    influences = gather([], ["a", "b"], [np.array([1.0, 2.0]), np.array([3.0])], [], -1)
+    influences = gathered([], ["a", "b"], [np.array([1.0, 2.0]), np.array([3.0])], [], -1)
     assert influences.probed.tolist() == influences.failed.tolist() == []
     assert influences.base.tolist() == [1.5, 3.0]
     assert [gain.shape for gain in influences.gains] == [(0, 2), (0, 1)]

@@ -112,6 +112,11 @@ def test_evaluating_does_not_change_the_batch(tiny_bert: SentenceTransformer) ->
     assert [set(column) for column in piece.columns] == before
 
 
+def test_dev_rows_without_hard_negatives_are_refused_where_they_are_asked_for(tiny_bert: SentenceTransformer) -> None:
+    with pytest.raises(DataError, match="hard negatives"):
+        values(info_nce_metric(0.02, hard_negatives=True), texts(tiny_bert, range(4), 1), model=tiny_bert)
+
+
 def test_hard_negatives_of_every_row_compete() -> None:
     pairs, triples = random_piece(5, 1), random_piece(5, 2)
     assert torch.equal(pairs.columns[0]["embedding"], triples.columns[0]["embedding"])

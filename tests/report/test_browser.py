@@ -156,3 +156,12 @@ def test_a_click_on_a_head_sorts_the_table(open_page: Open) -> None:
         after = names.all_inner_texts()
     assert before == after[::-1]
     assert table.locator("th[aria-sort=ascending]").inner_text().startswith("average")
+
+
+def test_the_baseline_of_the_differences_can_be_chosen(open_page: Open) -> None:
+    page = open_page()
+    tables = page.locator(".contrast")
+    assert [table.is_visible() for table in tables.all()] == [True, False]
+    page.locator("#baseline").select_option("1")
+    assert [table.is_visible() for table in tables.all()] == [False, True]
+    assert "+5.7 (" in tables.nth(1).inner_text()

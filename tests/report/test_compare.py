@@ -21,7 +21,8 @@ from scipy import stats
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import MEASURES, Evaluation
 from mixfluence.recipe import Recipe
-from mixfluence.report.compare import compare, overview
+from mixfluence.report.compare import all_contrasts, compare, overview
+from mixfluence.report.summary import contrast_sheet, method_of, to_markdown
 from mixfluence.runs import Run
 
 Scores = Mapping[str, Sequence[float]]
@@ -176,8 +177,10 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
     one = made_run("one")
     with pytest.raises(DataError, match=r"^stopped: "):
         compare([one, Run(Path("stopped"), one.recipe)])
-    with pytest.raises(DataError, match=r"^untested: the run has no test results"):
-        compare([made_run("untested", {})])
+    with pytest.raises(DataError, match=r"one and untested cannot be compared: .* small"):
+        compare([one, made_run("untested", {})])
+    with pytest.raises(RecipeError, match=r"no test results"):
+        compare([made_run("untested", {}), made_run("b", {})], between=("b", "untested"))
     fewer = made_run("fewer", {"big": SCORES["big"]})
     expected = r"one and fewer cannot be compared: only one of them was tested on small"
     with pytest.raises(DataError, match=expected):
@@ -268,3 +271,54 @@ def test_an_overview_takes_any_runs_and_notes_what_differs() -> None:
     assert [found.average(group) is None for group in found.groups] == [False, False, True]
     assert any("averages are over big" in note for note in found.notes)
     assert any("of small differ" in note for note in found.notes)
+
+
+def with_references(run: Run, **shifts: float) -> Run:
+    """A run that was tested along with references, whose scores are shifted."""
+    return replace(run, references={name: made_run("x", shifted(by)).scores for name, by in shifts.items()})
+
+
+def test_references_of_runs_are_rows_below_them_each_once() -> None:
+    tested = {"fusion": 0.07, "zero-shot": -0.1, "bm25": 0.3}
+    runs = [with_references(made_run("a"), **tested), with_references(made_run("a1", seed=1), **tested)]
+    runs.append(with_references(made_run("b", shifted(0.05), strategy="inf-dds"), **tested))
+    found = compare(runs)
+    labels = ["a", "b", "zero-shot minilm", "BM25", "a + BM25", "b + BM25"]
+    assert [row.label for row in found.rows] == labels
+    assert [len(row.runs) for row in found.rows] == [2, 1, 1, 1, 2, 1]
+    averages = [found.average(row) for row in found.rows]
+    assert [score.mean for score in averages if score] == pytest.approx([47.5, 52.5, 37.5, 77.5, 54.5, 54.5])
+    # By default two trained rows are tested; references can be named.
+    assert found.contrast is not None
+    assert (found.contrast.first, found.contrast.second) == (1, 0)
+    named = compare(runs, between=("b + BM25", "BM25")).contrast
+    assert named is not None
+    assert named.average.difference == pytest.approx(-23)
+    assert [method_of(row) for row in found.rows[2:5]] == [
+        ("zero-shot", "-"), ("BM25", "-"), ("Static + BM25", "τ=1"),
+    ]  # fmt: skip
+
+
+def test_a_reference_that_is_given_is_not_shown_twice() -> None:
+    found = compare([with_references(made_run("a"), bm25=0.1), untrained("lexical")])
+    assert [row.label for row in found.rows] == ["a", "lexical"]
+
+
+def test_any_row_can_be_the_baseline_of_all_others() -> None:
+    runs = [made_run("a"), made_run("b", shifted(0.1, noise=0.02), strategy="inf-dds"), untrained("lexical")]
+    found = overview([*runs, Run(Path("stopped"), runs[0].recipe)])
+    tested = all_contrasts(found)
+    assert {base: list(own) for base, own in tested.items()} == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+    assert tested[0][1] == compare(runs, between=("b", "a")).contrast
+    assert tested[0][2].average.difference == pytest.approx(-5)
+    sheet = contrast_sheet(found, 0, tested[0])
+    assert [column.head for column in sheet.columns] == ["run", "average", "big", "small"]
+    assert sheet.columns[1].cells[1].text.startswith("−5.0 (")
+
+
+def test_runs_without_test_sets_are_compared_by_their_cost() -> None:
+    """As those of a training script, which knows no test sets."""
+    found = compare([made_run("a", {}), made_run("b", {}, strategy="inf-dds", seconds={"probe": 600.0})])
+    assert (found.tests, found.contrast) == ((), None)
+    assert found.relative_cost(found.groups[1]) == pytest.approx(4 / 3)
+    assert "| 2 | b | Inf-DDS |" in to_markdown(found)

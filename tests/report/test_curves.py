@@ -20,13 +20,18 @@ from mixfluence.report.curves import (
     dev_evals,
     epochs,
     final_weights,
+    influence_unit,
     influences,
     sampling_states,
     shown_datasets,
+    step_equivalents,
     thin,
 )
 from mixfluence.runs import read_run
+from tests.report.test_compare import made_run
 from tests.test_methods import SETTINGS
+
+OLD = Path(__file__).parent / "old-runs"
 
 
 def trace_of(names: list[str], steps: int, **update: Any) -> list[dict[str, Any]]:
@@ -130,3 +135,29 @@ def test_dev_scores_of_checkpoints_survive_a_cut_off_checkpoint(runs: Path, tmp_
     shutil.rmtree(copy / "checkpoints")
     assert dev_evals(read_run(copy)) == {}
     assert [step for step, _ in dev_evals(read_run(runs / "killed"))["mean"]] == [8]
+
+
+def test_work_is_counted_in_training_steps() -> None:
+    run = read_run(OLD / "inf-dds")
+    updates = [line["update"] for line in run.trace if "update" in line]
+    probing = run.recipe.strategy.probing
+    assert probing is not None
+    batch = run.recipe.training.batch_size
+    # Three datasets a round, one batch each, and four forward passes over both dev sets.
+    dev = sum(updates[0]["rows"].values()) / batch
+    own = (probing.method.batch_size or batch) / batch
+    expected = 24 + len(updates) * (3 * probing.steps * own + 4 * dev / 3)
+    assert step_equivalents(run) == pytest.approx(expected)
+    # Reference and final stage, and a proxy that also evaluates the reference.
+    staged = read_run(OLD / "doremi")
+    reference, proxy = (staged.stages[name][-1]["step"] for name in ("reference", "proxy"))
+    assert step_equivalents(staged) == pytest.approx(24 + reference + proxy * 4 / 3)
+
+
+def test_the_unit_of_influences() -> None:
+    assert influence_unit(read_run(OLD / "inf-dds")) == "improvement of dev info-nce, nats"
+    assert influence_unit(made_run("a", strategy="doge")) == "projection of gradients"
+    assert influence_unit(made_run("a", strategy="multidds")) == "cosine of gradients"
+    probe = {"metric": "soft-ndcg", "aggregate": "relative"}
+    relative = made_run("a", strategy={"name": "inf-dds", "probe": probe})
+    assert influence_unit(relative) == "relative improvement of dev soft-ndcg"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -28,6 +29,7 @@ def test_every_chart_of_runs_of_one_and_of_three_stages() -> None:
         *("Training loss", "Sampling probability of a dataset"),
         "Sampling probability",
         "Influence on dev sets, ± 1.96 standard errors where known",
+        "What helps whom: improvement of dev info-nce, nats, mean of the last rounds",
         *("Training loss", "Dev metric of the sampler", "Epochs of each dataset"),
         *("Stage reference: sampling probability", "Stage proxy: sampling probability"),
         *("Stage proxy: mixture found so far", "Stage final: sampling probability"),
@@ -37,7 +39,7 @@ def test_every_chart_of_runs_of_one_and_of_three_stages() -> None:
     assert all(chart.layout["xaxis"]["title"]["text"] for chart in charts)
     for chart in charts:
         for trace in chart.data:
-            assert len(trace["x"]) == len(trace["y"]) <= MOST_POINTS
+            assert trace.get("type") == "heatmap" or len(trace["x"]) == len(trace["y"]) <= MOST_POINTS
 
 
 def test_the_reader_chooses_a_dataset_or_a_target_and_sees_all_runs_or_datasets() -> None:
@@ -62,7 +64,8 @@ def test_the_loss_has_no_colour_of_a_dataset() -> None:
     run = read_run(OLD / "inf-dds")
     loss = next(chart for chart in charts_of_run(run) if chart.title == "Training loss")
     sampling = next(chart for chart in charts_of_run(run) if chart.title == "Sampling probability")
-    assert loss.data[0]["line"]["color"] not in {trace["line"]["color"] for trace in sampling.data}
+    colours = {trace["line"]["color"] for trace in sampling.data}
+    assert not colours & {loss.data[0]["line"]["color"], loss.data[0]["marker"]["color"]}
 
 
 def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
@@ -89,3 +92,16 @@ def test_what_has_no_data_has_no_chart() -> None:
 def test_every_method_has_charts(runs: Path) -> None:
     for name in ("doge", "crisp", "aioli", "killed"):
         assert len(list(charts_of_run(read_run(runs / name)))) > 2
+
+
+def test_the_matrix_shows_what_helps_whom() -> None:
+    run = read_run(OLD / "inf-dds")
+    chart = next(chart for chart in charts_of_run(run) if "helps whom" in chart.title)
+    (heat,) = chart.data
+    assert (heat["x"], set(heat["y"])) == (["blue", "red"], {"blue", "green", "grey", "red"})
+    rounds = [line["update"]["on_targets"]["red"] for line in run.trace if "update" in line]
+    green = [own["green"] for own in rounds if "green" in own]
+    assert len(green) > 1
+    assert heat["z"][heat["y"].index("green")][1] == pytest.approx(fmean(green))
+    error = stdev(green) / len(green) ** 0.5
+    assert heat["text"][heat["y"].index("green")][1] == f"{fmean(green):+.2g} ± {error:.1g}"

@@ -15,15 +15,20 @@ from tests.report.test_compare import made_run, untrained
 @pytest.mark.parametrize(
     ("strategy", "sampler", "initial"),
     [
-        ({"name": "static", "init": "uniform"}, "Static", "τ=∞"),
+        ({"name": "static", "init": "uniform"}, "Static", "uniform"),
         ({"name": "static", "init": {"temperature": 0.3}}, "Static", "τ=0.3"),
         ({"name": "static", "init": {"file": Path("w/learned.json")}}, "Static", "from learned.json"),
         ({"name": "static", "init": {"weights": {"nq": 1.0}}}, "Static", "given weights"),
         ({"name": "cooldown"}, "Cooldown", "τ=5→1"),
         ({"name": "inf-dds"}, "Inf-DDS", "τ=1"),
         ({"name": "doremi"}, "DoReMi", "proxy, τ=1"),
-        ({"name": "doge"}, "DoGE", "proxy, τ=∞"),
+        ({"name": "doge"}, "DoGE", "proxy, uniform"),
         ({"name": "crisp", "levels": 2}, "CRISP-1024", "clusters"),
+        ({"name": "odm"}, "ODM", "τ=∞"),
+        ({"name": "merge", "start_share": 0.3}, "Merge", "experts, 0.3 start"),
+        ({"name": "merge", "soup": True}, "Soup", "experts"),
+        ({"name": "regmix"}, "RegMix", "proxies, τ=∞"),
+        ({"name": "chameleon"}, "Chameleon", "unique"),
         ({"name": "replay", "run": Path("runs/x")}, "Replay", "average of x"),
     ],
 )

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import yaml
 
 from mixfluence import runs as module
 from mixfluence.cli.runs import compare, report
@@ -118,6 +119,30 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     assert "wrote" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("strategy", "readable"),
+    [
+        ({"name": "aioli", "focus": 1.0}, True),
+        ({"name": "aioli", "focus": 0.7}, False),
+        ({"name": "doge", "alignment": {"lookahead": False}}, True),
+        ({"name": "multidds", "alignment": {"lookahead": True}}, False),
+        ({"name": "inf-dds", "rule": {"name": "mirror", "step": 0.3}}, False),
+    ],
+)
+def test_options_of_version_0_1_0_that_are_gone_are_read_at_their_defaults(
+    old: Path, monkeypatch: pytest.MonkeyPatch, strategy: dict[str, Any], readable: bool
+) -> None:
+    monkeypatch.setattr(module, "_version", lambda package: "0.2.0")
+    file = old / "inf-dds" / "recipe.yaml"
+    written = yaml.safe_load(file.read_text(encoding="utf-8")) | {"strategy": strategy}
+    file.write_text(yaml.safe_dump(written), encoding="utf-8")
+    if readable:
+        assert read_run(old / "inf-dds").recipe.strategy.name == strategy["name"]
+    else:
+        with pytest.raises(DataError, match=r"written by mixfluence 0\.1\.0"):
+            read_run(old / "inf-dds")
+
+
 def test_a_run_of_version_0_1_0_is_not_resumed(old: Path) -> None:
     with pytest.raises(RecipeError, match=r"recipe\.yaml:\d+: .*'host'"):
         load_recipe(old / "inf-dds" / "recipe.yaml", files_may_be_missing=True)
@@ -188,7 +213,7 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_run_or_incomplete_is_refused(old: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent: not a run folder, it has no recipe\.yaml$"):
+    with pytest.raises(DataError, match=r"absent: no such folder"):
         read_run(tmp_path / "absent")
     with pytest.raises(DataError, match=r"recipe\.yaml; it contains runs: .*doremi, .*inf-dds$"):
         read_run(old)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mixfluence.cli.runs import status
 from mixfluence.errors import DataError
 from mixfluence.report.status import read_status, status_view
 from mixfluence.runs import read_trace
@@ -33,6 +34,7 @@ training: {steps: 100, batch_size: 4}
 """
 NAMES = ["[bold]loud[/bold]", "<script>alert(1)</script>"]
 WRITTEN = 1_000_000.0
+OLD = Path(__file__).parent / "old-runs"
 
 
 def shown(folder: Path, now: float | None = None) -> str:
@@ -190,3 +192,41 @@ def test_a_proxy_is_shown_by_what_it_has_found(runs: Path, tmp_path: Path) -> No
     assert (status.stage, status.step, bool(status.found)) == ("proxy", 24, True)
     assert status.history[-1] == read_trace(tmp_path / "run" / "stages" / "proxy" / "trace.jsonl")[-1]["outcome"]
     assert "mixture found so far" in shown(tmp_path / "run")
+
+
+def test_what_helps_whom_is_shown_where_it_was_measured(folder: Path) -> None:
+    text = shown(OLD / "inf-dds")
+    assert "what helps whom: improvement of dev info-nce, nats" in text
+    assert "green  +0.14 ± 0.05" in text
+    assert "what helps whom" not in shown(folder)
+
+
+def test_checkpoints_of_a_training_script_lie_in_its_folder(folder: Path) -> None:
+    for path in (folder / "checkpoints").iterdir():
+        shutil.move(path, folder)
+    assert read_status(folder).checkpoint == 10
+
+
+def test_a_terminal_does_not_obey_names(folder: Path) -> None:
+    trace = folder / "trace.jsonl"
+    name = json.dumps("\x1b[2Jfake\nline")[1:-1]
+    trace.write_text(trace.read_text(encoding="utf-8").replace("[bold]loud[/bold]", name), encoding="utf-8")
+    text = shown(folder)
+    assert "\x1b" not in text
+    assert "\ufffd[2Jfake\ufffdline" in text
+
+
+def test_a_watched_run_is_shown_until_it_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    def grow(seconds: float) -> None:
+        pauses.append(seconds)
+        os.utime(folder / "trace.jsonl", (0, 0) if len(pauses) == 3 else None)
+
+    os.utime(folder / "trace.jsonl")
+    monkeypatch.setattr("mixfluence.cli.runs.time.sleep", grow)
+    status(folder, watch=True)
+    assert len(pauses) == 3
+    assert "probably stopped while training" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from rich.console import Console
 
 from mixfluence.report.compare import Comparison, compare
 from mixfluence.report.summary import make_notes, make_sheets, to_csv, to_json, to_latex, to_markdown, to_terminal
-from mixfluence.report.tables import html_table
-from tests.report.test_compare import made_run, untrained
+from mixfluence.report.tables import add_to_card, html_table
+from tests.report.test_compare import made_run, shifted, untrained
 
 NAMES = ["<script>alert(1)</script>", r"a_b & 50% $x$ #1 {~^\}", "[red]x[/red]", "p|q*r`s", "average", 'say "x", y']
 CONTROL = "esc\x1b[31m\nline"
@@ -219,7 +220,9 @@ def test_costs_have_a_unit_in_which_they_can_be_read(seconds: float, gpus: int, 
     assert sheet.title == f"Cost of a run in {unit}"
     amounts = {column.head: column.cells[0].text for column in sheet.columns}
     # Parts that no row has are left out.
-    assert list(amounts) == ["#", "run", "training", "probing", "total", "× static"]
+    assert list(amounts) == [
+        *("#", "run", "training", "probing", "total", "× static", "steps × static", "step-equivalents")
+    ]
     expected = {"GPU-hours": "8.00", "minutes": "10.00", "seconds": "9.00"}
     assert (amounts["training"], amounts["× static"]) == (expected[unit], "1.00")
 
@@ -235,10 +238,29 @@ def test_html_shows_names_as_text() -> None:
 def test_a_model_that_was_only_tested_has_no_cost_in_any_format() -> None:
     found = compare([made_run("trained"), untrained("lexical")])
     *_, cost = make_sheets(found)
-    assert [cell.text for cell in cost.lines[1]][1:] == ["lexical", "-", "-", "-"]
+    assert [cell.text for cell in cost.columns[1].cells] == ["trained"]
     assert [line["cost.total"] for line in csv.DictReader(StringIO(to_csv(found)))] == ["0.5", ""]
-    assert json.loads(to_json(found))["rows"][1]["cost"] == {"total": None, "relative_to_static": None}
+    assert json.loads(to_json(found))["rows"][1]["cost"] == {
+        "total": None, "relative_to_static": None, "step_equivalents": None,
+    }  # fmt: skip
     only = compare([untrained("lexical")])
     assert len(make_sheets(only)) == 1
     assert "BM25" in to_markdown(only)
     assert "BM25" in to_latex(only)
+
+
+def test_a_spreadsheet_executes_nothing() -> None:
+    found = compare([made_run("=cmd|calc!A1"), made_run("-1", shifted(0.1))])
+    assert [line["name"] for line in csv.DictReader(StringIO(to_csv(found)))] == ["'=cmd|calc!A1", "'-1"]
+
+
+def test_a_model_card_gets_the_test_scores(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    scores = made_run("a").scores
+    add_to_card(card, scores)
+    assert not card.exists()
+    card.write_text("# Model\n", encoding="utf-8")
+    add_to_card(card, scores)
+    text = card.read_text(encoding="utf-8")
+    assert text.startswith("# Model\n\n## Test scores\n")
+    assert "| big | 45.0 |" in text

@@ -26,6 +26,7 @@ def write_study(tmp_path: Path, tiny_bert_folder: Path) -> WriteStudy:
         "train": ["big", "small"],
         "dev": ["big", "small"],
         "test": ["big", "small"],
+        "evaluation": {"references": False},
         "training": {"steps": 8, "batch_size": 8, "learning_rate": 1e-3, "log_every": 2, "save_every": 2},
     }
     samplers = {"static": {"name": "static"}, "inf-dds": {"name": "inf-dds", "update_every": 2, "warmup_steps": 2}}

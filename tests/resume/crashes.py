@@ -50,6 +50,7 @@ def write_recipe(
         "model": {"name": str(model), "pooling": "cls", "query_length": 8, "passage_length": 16},
         "defaults": {"format": "beir", "path": f"{folder}/data/{{name}}"},
         **{"train": ["big", "small"], "dev": ["small"], "test": ["small"]},
+        "evaluation": {"references": False},
         "strategy": strategy,
         "training": {
             **{"batch_size": 4, "learning_rate": 1e-3, "log_every": 5, **lengths},

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mixfluence.runs import read_trace
 from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
 from tests.resume.crashes import Moment, assert_same_result, in_probe, in_step, write_recipe
 
@@ -104,3 +105,36 @@ def test_a_job_of_processes_writes_one_run_and_loses_nothing(
         resumed = Job(processes, recipe, job.output, "--resume")
         assert resumed.wait() == 0, resumed.said
         assert_same_result(job.output, whole.output)
+
+
+def test_a_process_that_hangs_ends_the_job_after_the_timeout(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny_bert_folder, steps=400, save_every=100)
+    job = Job(2, recipe, tmp_path / "run", "training.trainer_args.ddp_timeout=10")
+    job.until(in_step(15))
+    started = time.monotonic()
+    os.kill(job.workers()[-1], signal.SIGSTOP)
+    assert job.wait(3 * PROMPTLY) != 0
+    assert time.monotonic() - started > 9
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_another_number_of_processes_goes_on_with_the_same_draws(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny_bert_folder)
+    whole = Job(2, recipe, tmp_path / "whole")
+    assert whole.wait() == 0, whole.said
+    output = tmp_path / "run"
+    stopped = Job(2, recipe, output)
+    stopped.until(in_step(7))
+    os.kill(stopped.workers()[0], signal.SIGKILL)
+    assert stopped.wait(PROMPTLY) != 0
+
+    other = Job(1, recipe, output, "--resume")
+    assert other.wait() != 0
+    assert "training.batch_size x processes was 8 and is 4" in other.said
+    resumed = Job(1, recipe, output, "--resume", "training.batch_size=8")
+    assert resumed.wait() == 0, resumed.said
+    draws = [
+        [(line["trained"], line["rows"]) for line in read_trace(folder / "trace.jsonl")[1:] if "trained" in line]
+        for folder in (whole.output, output)
+    ]
+    assert draws[0] == draws[1]

@@ -1,6 +1,6 @@
 """Stopping a run with a signal, and what the disk and the data can do to it.
 
-- SIGTERM and Ctrl-C end the step, write a checkpoint that is whole, exit with 143 and 130 and say how to go on.
+- SIGTERM, Ctrl-C, SIGUSR1 and SIGXCPU end the step, write a whole checkpoint, exit with 128 + n and say how to go on.
 - The resumed run ends as the undisturbed one, its trace included, although the checkpoint was at no step of the plan.
 - So they do if the loader's workers get the signal too, even before the run does.
 - A second signal ends at once. While tokenising, testing and between stages, the first does.
@@ -64,7 +64,14 @@ def children_of(process: int | None) -> list[int]:
 
 # As `kill` sends the one, and a scheduler and a terminal the others: to the loader's workers as well.
 @pytest.mark.parametrize(
-    ("number", "alone"), [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, False)]
+    ("number", "alone"),
+    [
+        (signal.SIGTERM, True),
+        (signal.SIGTERM, False),
+        (signal.SIGINT, False),
+        (signal.SIGUSR1, False),
+        (signal.SIGXCPU, False),
+    ],
 )
 def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_from_it(
     number: int, alone: bool, whole_run: Whole, tmp_path: Path
@@ -181,7 +188,7 @@ def test_vanished_and_changed_data_are_one_line_and_the_run_goes_on(whole_run: W
     try:
         for change, expected in (
             (corpus.unlink, "corpus.jsonl"),
-            (lambda: corpus.write_text(text.replace("w1 ", "w2 "), encoding="utf-8"), "'big' has changed"),
+            (lambda: corpus.write_text(text.replace("w1 ", "w2 "), encoding="utf-8"), "training set big: changed"),
         ):
             change()
             again = Run(recipe, tmp_path / "run", resume=True)

@@ -1,7 +1,7 @@
 """Aioli measures influences during training, block by block, without rolling back.
 
-- Where a step on dataset i changes target j by A[i, j], a sweep finds A exactly, for any focus, for losses and for
-  metrics that rise, and every step of it is a training step.
+- Where a step on dataset i changes target j by A[i, j], a sweep finds A exactly, for losses and for metrics that
+  rise, and every step of it is a training step.
 - Dev sets are evaluated before the first block and after each block, and at no other time.
 - Two copies of a dataset get equal weights, and equal influences keep the start.
 - Over two sweeps, progress that slows down steadily favours no dataset. A dataset of weight zero is never tried.
@@ -89,10 +89,9 @@ class World:
 # What is measured.
 
 
-@pytest.mark.parametrize("focus", [1.0, 0.75, 0.34])
 @pytest.mark.parametrize("rising", [False, True])
-def test_a_linear_world_is_found_exactly(focus: float, rising: bool) -> None:
-    strategy = started(Aioli(**QUICK, focus=focus))
+def test_a_linear_world_is_found_exactly(rising: bool) -> None:
+    strategy = started(Aioli(**QUICK))
     world = World(strategy, WORLD, rising=rising)
     world.train(23)
     assert len([facts for facts in world.facts if "influence" in facts]) == 2
@@ -118,11 +117,11 @@ def test_dev_is_evaluated_before_the_first_block_and_after_each() -> None:
         assert world.drawn[4 + 2 * number : 6 + 2 * number] == [one_hot] * 2
 
 
-def test_a_block_is_a_smoothed_one_hot_and_training_goes_on_by_what_was_learned() -> None:
-    strategy = started(Aioli(**QUICK, focus=0.7))
+def test_a_block_draws_one_dataset_and_training_goes_on_by_what_was_learned() -> None:
+    strategy = started(Aioli(**QUICK))
     world = World(strategy, WORLD)
     world.train(14)
-    assert [sorted(weights) for weights in world.drawn[4:10]] == [pytest.approx([0.15, 0.15, 0.7])] * 6
+    assert [sorted(weights) for weights in world.drawn[4:10]] == [[0.0, 0.0, 1.0]] * 6
     tried = [weights.index(max(weights)) for weights in world.drawn[4:10]]
     assert tried[::2] == tried[1::2]
     assert sorted(tried[::2]) == [0, 1, 2]
@@ -204,7 +203,7 @@ def test_a_memory_keeps_the_weights_near_the_start() -> None:
 
 @pytest.mark.parametrize("memory", [None, 0.5])
 def test_two_copies_of_a_dataset_get_equal_weights(memory: float | None) -> None:
-    strategy = Aioli(update_every=20, warmup_steps=4, focus=0.6, memory=memory)
+    strategy = Aioli(update_every=20, warmup_steps=4, memory=memory)
     started(strategy, datasets=4)
     World(strategy, np.array([[0.3, 0.1], [0.1, 0.1], [0.3, 0.1], [0.0, 0.2]])).train(120)
     weights = strategy.outcome()
@@ -213,9 +212,8 @@ def test_two_copies_of_a_dataset_get_equal_weights(memory: float | None) -> None
 
 
 @pytest.mark.parametrize("worth", [0.1, 0.0, -0.1])
-@pytest.mark.parametrize("focus", [1.0, 0.7])
-def test_equal_influences_leave_the_start(worth: float, focus: float) -> None:
-    strategy = started(Aioli(init=Temperature(1.0), **QUICK, focus=focus, step=5.0))
+def test_equal_influences_leave_the_start(worth: float) -> None:
+    strategy = started(Aioli(init=Temperature(1.0), **QUICK, step=5.0))
     World(strategy, np.full((3, 2), worth)).train(54)
     assert strategy.outcome() == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=1e-9)
 
@@ -235,7 +233,7 @@ def test_targets_count_as_the_probe_says() -> None:
 
 def test_a_single_dataset_keeps_all_the_weight() -> None:
     for worth in (0.5, 0.0, -0.5):
-        strategy = started(Aioli(**QUICK, focus=0.75), datasets=1)
+        strategy = started(Aioli(**QUICK), datasets=1)
         world = World(strategy, np.array([[worth]]))
         world.train(30)
         assert world.drawn == [[1.0]] * 30
@@ -243,7 +241,7 @@ def test_a_single_dataset_keeps_all_the_weight() -> None:
 
 
 def test_a_dataset_of_weight_zero_is_never_tried() -> None:
-    strategy = started(Aioli(init=Weights({"d0": 1, "d1": 0, "d2": 1}), **QUICK, focus=0.75))
+    strategy = started(Aioli(init=Weights({"d0": 1, "d1": 0, "d2": 1}), **QUICK))
     world = World(strategy, WORLD)
     world.train(30)
     assert [weights[1] for weights in world.drawn] == [0.0] * 30
@@ -288,7 +286,7 @@ def test_a_dev_metric_that_is_not_finite_drops_the_sweep_and_nothing_else(bad: f
 @pytest.mark.parametrize("stop", [0, 3, 4, 5, 6, 9, 10, 12, 17])
 def test_a_resumed_run_equals_the_uninterrupted_run(stop: int, memory: float | None) -> None:
     def world() -> World:
-        strategy = started(Aioli(init=Temperature(2.0), **QUICK, focus=0.6, memory=memory))
+        strategy = started(Aioli(init=Temperature(2.0), **QUICK, memory=memory))
         return World(strategy, WORLD)
 
     whole, first, second = world(), world(), world()
@@ -314,8 +312,6 @@ def test_a_resumed_run_equals_the_uninterrupted_run(stop: int, memory: float | N
         ({"memory": 1.0}, "memory"),
         ({"update_every": 12}, r"update_every"),
         ({"update_every": 0}, "update_every"),
-        ({"focus": 1 / 3}, "focus"),
-        ({"focus": 1.01}, "focus"),
     ],
 )
 def test_impossible_settings_are_refused_before_training(options: dict[str, Any], message: str) -> None:

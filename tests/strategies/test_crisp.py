@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.rows import Row
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import ModelSection
 from mixfluence.strategies import CRISP, FINAL, Static
+from tests.conftest import row_set
 from tests.recipes import small_recipe
 
 SIZES = {"pool/0": 500, "pool/1.3": 20, "pool/1": 64}
@@ -32,3 +36,15 @@ def test_clusters_of_the_pool_need_one_prompt() -> None:
 
 def test_its_label_has_the_number_of_clusters() -> None:
     assert CRISP(branching=16, levels=2).label == "CRISP-256"
+
+
+@pytest.mark.parametrize(("encoder", "loaded"), [(None, "the model"), ("minilm", "minilm")])
+def test_the_trained_model_gives_the_vectors_unless_another_is_named(
+    encoder: str | None, loaded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("mixfluence.encoders.load_encoder", lambda name, **options: asked.append(name))
+    monkeypatch.setattr("mixfluence.clustering.partition", lambda *data, **options: None)
+    rows = Mixture({"d": row_set(Row("q", "p"))})
+    CRISP(encoder=encoder).divide(rows, rows, model=ModelSection(name="the model"), least_rows=1, seed=0)
+    assert asked == [loaded]

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from mixfluence.influence import Probe, Reptile, info_nce_metric
-from mixfluence.policy import UNIFORM, Mirror
+from mixfluence.policy import UNIFORM, PolicyGradient
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
 from tests.training.runs import arguments, build, pool
@@ -33,7 +33,7 @@ def main(model_folder: str, output: Path) -> None:
         freeze_below=0.0,
         inner_steps=2,
         probe=Probe(batch_size=4, dev_batch_size=16, metric=info_nce_metric(0.02)),
-        rule=Mirror(step=1.0),
+        rule=PolicyGradient(step=0.2),
         reptile=Reptile(),
     )
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)

@@ -36,7 +36,7 @@ def pool() -> dict[str, Dataset]:
             {
                 "query": [f"w{i + 100}" for i in range(18)],
                 "answer": [f"w{i + 130} w{i + 131}" for i in range(18)],
-                "other": [f"w{i + 160}" for i in range(18)],
+                "negative": [f"w{i + 160}" for i in range(18)],
             }
         ),
     }

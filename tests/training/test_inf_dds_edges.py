@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.influence import Reptile
-from mixfluence.policy import UNIFORM, Matching
+from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
@@ -52,9 +52,7 @@ def test_reptile_may_be_a_bare_number(tmp_path: Path) -> None:
 
 
 def test_a_rule_without_a_name_lists_the_rules(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecipeError, match=r"strategy\.rule\.name: expected one of gradient, mirror, matching, anchored"
-    ):
+    with pytest.raises(RecipeError, match=r"strategy\.rule\.name: expected one of gradient, .*anchored"):
         load_recipe(write(tmp_path, SMALL), ["strategy={name: inf-dds, rule: {step: 0.1}}"])
 
 
@@ -110,12 +108,6 @@ def test_a_resumed_run_logs_the_influences_of_the_round_before(make_static: Make
     resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-4"))
     logs = [[set(entry) for entry in run.state.log_history if "loss" in entry] for run in (whole, resumed)]
     assert logs[0] == logs[1]
-
-
-@pytest.mark.parametrize("step", [0.0, 1.0])
-def test_a_step_that_would_bury_a_dataset_for_ever_is_refused(step: float) -> None:
-    with pytest.raises(RecipeError):
-        Matching(step=step)
 
 
 def test_a_dev_set_of_one_query_is_refused(make_static: MakeModel, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence.influence import Probe, Reptile
-from mixfluence.policy import Mirror
+from mixfluence.policy import PolicyGradient
 from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS
 from mixfluence.training.trainer import MixtureTrainer
@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[], InfDDS]] = {
         warmup_steps=2,
         freeze_below=0.0,
         probe=Probe(state="momentum-free", dev_batch_size=8, aggregate="worst"),
-        rule=Mirror(),
+        rule=PolicyGradient(step=0.3),
         shrink=False,
         gate=False,
     ),

@@ -1,6 +1,7 @@
 """A loss that is not a number, and states that no run has written.
 
 - The run ends at the next log with one error, and nothing of it reaches the trace.
+- Without a log in between, it ends before a checkpoint is written, or at its end.
 - A checkpoint whose state was made up is refused with its name.
 """
 
@@ -46,6 +47,18 @@ def test_a_loss_that_is_not_a_number_ends_the_run(tiny_bert: SentenceTransformer
     trace = read_trace(tmp_path / "trace.jsonl")
     assert [line["step"] for line in trace] == [0, 1, 2]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize(("saved", "kept"), [("steps", ["checkpoint-2"]), ("no", [])])
+def test_parameters_that_are_not_numbers_are_never_saved(
+    saved: str, kept: list[str], tiny_bert: SentenceTransformer, tmp_path: Path
+) -> None:
+    args = arguments(
+        tmp_path, save_strategy=saved, save_steps=2, logging_steps=100, max_steps=6, logging_nan_inf_filter=False
+    )
+    with pytest.raises(MixfluenceError, match=f"not finite at step {4 if kept else 6}"):
+        build(tiny_bert, args, loss=Exploding(tiny_bert)).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == kept
 
 
 @pytest.mark.parametrize("harm", [{"sampler": 3}, {"sampler": {}}, {"settings": {}}, {"fingerprints": 5}])

@@ -24,6 +24,7 @@ from tests.training.runs import arguments, build
         ("auto_find_batch_size", True),
         ("save_only_model", True),
         ("ignore_data_skip", True),
+        ("dataloader_persistent_workers", True),
         ("learning_rate_mapping", {"decoder": 0.1}),
         ("learning_rate_mapping", {"(": 0.1}),
     ],

@@ -26,6 +26,7 @@ from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor
+from transformers import TrainerCallback
 
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, RecipeError
@@ -357,3 +358,21 @@ def test_the_trace_may_lie_elsewhere_and_survives_a_cut(static: SentenceTransfor
     assert not (tmp_path / "out" / "trace.jsonl").exists()
     path.write_text(path.read_text(encoding="utf-8") + json.dumps(lines[-1])[:20], encoding="utf-8")
     assert read_trace(path) == lines
+
+
+def test_the_history_of_logs_stays_small_with_many_datasets(static: SentenceTransformer, tmp_path: Path) -> None:
+    many = {f"d{number}": pool()["near"] for number in range(40)}
+    seen: list[dict[str, float]] = []
+
+    class Watch(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(dict(kwargs["logs"]))
+
+    trainer = build(static, arguments(tmp_path, max_steps=2), train_dataset=many, callbacks=[Watch()])
+    trainer.train()
+    history = [line for line in trainer.state.log_history if "loss" in line]
+    assert [sum(key.startswith("sampling/") for key in line) for line in history] == [10, 10]
+    assert all(len(line) < 40 for line in history)
+    # Trackers and the trace get all of them.
+    assert sum(key.startswith("sampling/") for key in seen[0]) == 40
+    assert len(read_trace(tmp_path / "trace.jsonl")[1]["weights"]) == 40

@@ -33,9 +33,10 @@ def demo(
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
-    from mixfluence.experiment import evaluate_tasks, run
+    from mixfluence.experiment import run
     from mixfluence.policy.initial import read_weights
     from mixfluence.report.tables import score_table
+    from mixfluence.testing import evaluate_tasks
     from mixfluence.training.display import ProgressDisplay
 
     changes = [f"model.name={encoder}", *pool_changes(target), *(MINILM_CHANGES if encoder == "minilm" else [])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Group
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from mixfluence.cli.terminal import Overrides, RecipeName, output, read_recipe, show_log
+from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
 from mixfluence.display import percent
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ def plan(
     show_log(verbose=False)
     from mixfluence.plan import plan_run
 
-    output.print(plan_view(plan_run(parsed, processes=processes)), highlight=False)
+    view = plan_view(plan_run(parsed, processes=processes))
+    from mixfluence.data.preview import preview_sources
+
+    for line in preview_sources({name: source for name, source in parsed.train.items() if source.on_disk}):
+        print_line(line)
+    output.print(view, highlight=False)
 
 
 def plan_view(plan: Plan) -> Group:
@@ -51,7 +57,7 @@ def plan_view(plan: Plan) -> Group:
 def _datasets(plan: Plan) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("dataset")
-    stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 else ""
+    stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
     for heading in ("rows", "share", f"epochs{stage}"):
         table.add_column(heading, justify="right")
     for dataset in plan.datasets:
@@ -69,11 +75,16 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
     if plan.encoding:
         yield "clustering", f"{plan.encoding}; as much as {plan.clustering:,.0f} training steps if encoders are alike"
-    for stage in plan.stages:
-        if len(plan.stages) > 1:
-            yield f"stage {stage.name}", _stage(stage)
-        elif stage.dev_batch_size:
-            yield "measuring", _updates(stage)
+    for text, same in groupby(plan.stages, _stage):
+        stages = list(same)
+        if len(stages) > 2:
+            yield f"{len(stages)} stages", f"{stages[0].name} to {stages[-1].name}, each {text}"
+            continue
+        for stage in stages:
+            if len(plan.stages) > 1:
+                yield f"stage {stage.name}", text
+            elif stage.dev_batch_size:
+                yield "measuring", _updates(stage)
     steps = plan.recipe.training.steps
     yield "cost", f"{plan.cost:,.0f} training steps, {plan.times_static:.2f} times a static run of {steps:,}"
     place = " on each process" if plan.processes > 1 else ""
@@ -82,8 +93,11 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _stage(stage: StagePlan) -> str:
+    if stage.merges:
+        return f"{stage.steps:,} merges scored on dev, each {stage.step_cost:.1f} training steps"
     cost = "" if stage.step_cost == 1 else f" of {stage.step_cost:.2f} training steps each"
-    return f"{stage.steps:,} steps{cost}" + (f"; {_updates(stage)}" if stage.dev_batch_size else "")
+    scored = f", scored on dev for {stage.scoring_cost:.1f} more" if stage.scoring_cost else ""
+    return f"{stage.steps:,} steps{cost}{scored}" + (f"; {_updates(stage)}" if stage.dev_batch_size else "")
 
 
 def _updates(stage: StagePlan) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.live import Live
 from typer import Argument, Option
 
 from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
@@ -17,14 +19,28 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
-ENDINGS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
+WATCH_SECONDS = 2.0
+ENDINGS: dict[str, Format] = {
+    **{"": "terminal", ".txt": "terminal", ".md": "markdown"},
+    **{".tex": "latex", ".csv": "csv", ".json": "json"},
+}
 
 
-def status(run: RunFolder) -> None:
+def status(
+    run: RunFolder,
+    watch: Annotated[bool, Option("--watch", "-w", help="Refresh every 2 seconds until the run ends.")] = False,
+) -> None:
     """Show the progress of a run and, once it has finished, its scores. Reads the folder alone."""
     from mixfluence.report.status import read_status, status_view
 
-    output.print(status_view(read_status(run)), highlight=False)
+    found = read_status(run)
+    if watch:
+        with Live(console=output, auto_refresh=False, transient=True) as live:
+            while not found.ended:
+                live.update(status_view(found), refresh=True)
+                time.sleep(WATCH_SECONDS)
+                found = read_status(run)
+    output.print(status_view(found), highlight=False)
 
 
 def evaluate(
@@ -32,7 +48,7 @@ def evaluate(
     recipe: Annotated[str | None, Option(help="Recipe with the test sets; default: that of the first run.")] = None,
     bm25: Annotated[bool, Option("--bm25", help="Add a row for BM25.")] = False,
     measure: Measure = "ndcg@10",
-    to: Annotated[Path | None, Option(help="Write per-query scores into this folder.")] = None,
+    to: Annotated[Path | None, Option(help="Write a folder for `compare` of each system into this one.")] = None,
     overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
     trust: Annotated[bool, Option("--trust-remote-code", help="Let models run code that comes with them.")] = False,
 ) -> None:
@@ -44,21 +60,24 @@ def evaluate(
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
-    from mixfluence.experiment import evaluate_bm25, evaluate_tasks
     from mixfluence.report.tables import score_table
-    from mixfluence.runs import run_labels
+    from mixfluence.runs import run_labels, write_test
+    from mixfluence.testing import evaluate_bm25, evaluate_tasks
 
     tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
     rows = {}
     if bm25:
-        rows["BM25"] = evaluate_bm25(tasks, to / "BM25" if to else None)
+        rows["BM25"] = evaluate_bm25(tasks)
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
         run_model = Path(system) / "model"
         path = str(run_model) if run_model.is_dir() else system
         model = build_model(parsed.model.model_copy(update={"name": path, "trust_remote_code": trust}))
-        folder = to / label.replace("/", "-") if to else None
-        rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
-    print_line(f"{measure.upper()}:")
+        rows[label] = evaluate_tasks(model, tasks, parsed, show_progress=errors.is_terminal)
+    if to:
+        for label, scores in rows.items():
+            name = "bm25" if label == "BM25" else label
+            write_test(to / label.replace("/", "-"), parsed, name, tasks, scores)
+    print_line(f"{measure.upper()} × 100:")
     output.print(score_table(rows, measure))
 
 
@@ -92,11 +111,17 @@ def compare(
     found = compare_runs(
         [read_run(run) for run in runs], measure=measure, between=between, test=test, bootstrap=bootstrap
     )
-    chosen = format_ or (ENDINGS.get(file.suffix.lower()) if file else None) or "terminal"
+    chosen = format_ or (_format_of(file) if file else "terminal")
     if chosen == "terminal" and not file:
         output.print(to_terminal(found))
     else:
         _write(FORMATS[chosen](found), file)
+
+
+def _format_of(file: Path) -> Format:
+    if (ending := file.suffix.lower()) not in ENDINGS:
+        raise RecipeError(f"{file}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}, or give --format")
+    return ENDINGS[ending]
 
 
 def report(

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training."""
+"""Ctrl-C, SIGTERM and the signals of batch schedulers during training."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from mixfluence.cli.terminal import errors
+from mixfluence.training import STOP_SIGNALS
 
 
 def leave(code: int, message: str | None = None) -> NoReturn:
@@ -34,7 +35,7 @@ def leave(code: int, message: str | None = None) -> NoReturn:
 
 
 class StopSignals:
-    """Handles SIGINT and SIGTERM inside a `with` block.
+    """Handles `STOP_SIGNALS` inside a `with` block.
 
     While `patient` is set, the first signal is only recorded, so that training can finish its step and write a
     checkpoint; `end` is called with the number of any other. `received` is the number of the last signal.
@@ -48,7 +49,7 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:

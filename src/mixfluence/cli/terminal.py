@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from rich.console import Console
 from typer import Argument, Option
 
+from mixfluence.display import printable
 from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ class _Notes(logging.Handler):
 
 
 def print_line(text: str) -> None:
-    """Print a line of the result without interpreting markup in it."""
-    output.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print lines of the result without interpreting markup or control characters in them."""
+    output.print(printable(text, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Print a line to standard error without interpreting markup in it."""
-    errors.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Print lines to standard error without interpreting markup or control characters in them."""
+    errors.print(printable(text, keep="\n\t"), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def silence_libraries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from signal import SIGINT
 from typing import Annotated, NoReturn
 
@@ -38,15 +39,22 @@ def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: Stop
     parsed = read_recipe(recipe, overrides)
     show_log(verbose=_first_process())
     from mixfluence.experiment import run
+    from mixfluence.inputs import in_place
     from mixfluence.report.tables import score_table
+    from mixfluence.runs import read_run
     from mixfluence.training.callback import StopOnRequest
     from mixfluence.training.display import ProgressDisplay
 
+    if resume:
+        parsed = in_place(parsed, Path(recipe))
     display = ProgressDisplay(errors, parsed.name)
     scores = run(parsed, resume=resume, show_progress=errors.is_terminal, callbacks=[display, StopOnRequest(signals)])
     if scores:
-        print_line("NDCG@10:")
-        output.print(score_table({parsed.name: scores}))
+        references = read_run(parsed.output).references
+        labels = {"zero-shot": "zero-shot", "bm25": "BM25", "fusion": f"{parsed.name} + BM25"}
+        rows = {label: references[name] for name, label in labels.items() if name in references}
+        print_line("NDCG@10 × 100:")
+        output.print(score_table({parsed.name: scores, **rows}))
     if _first_process():
         print_line(f"run folder: {parsed.output}")
 

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.data.cache import cached
@@ -62,10 +64,12 @@ class Embedder:
             logger.info("encoding %d rows for clustering", len(rows))
             starts = range(0, len(rows), ROWS_PER_CHUNK)
             chunks = in_parallel(len(starts), lambda number: self._prepare(rows, starts[number]))
+            console = Console(stderr=True)
             shape = (len(rows), self._encoder.get_embedding_dimension())
             file = np.lib.format.open_memmap(folder / FILE, "w+", np.float16, shape)
             with torch.autocast("cuda", torch.bfloat16, enabled=self._half):
-                for start, chunk in zip(starts, chunks, strict=True):
+                bar: Any = {"console": console, "transient": True, "disable": not console.is_terminal}
+                for start, chunk in track(zip(starts, chunks, strict=True), "encoding", len(starts), **bar):
                     file[start : start + ROWS_PER_CHUNK] = _encode(chunk, list(self._sides.values()))
             file.flush()
 

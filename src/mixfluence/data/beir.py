@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.retrieval import LARGEST_GRADE, RetrievalSet
 from mixfluence.data.rows import Row, RowSet, convert_once
 from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, note_dropped, read_lines, read_objects, text_field
 from mixfluence.errors import DataError
@@ -25,7 +25,9 @@ from mixfluence.schema import short
 TABLE_FILE = re.compile(r"(?P<name>.+)\.(tsv|jsonl|parquet)(\.gz)?")
 # train-00000-of-00003 is the first of three shards of train; the hub's own conversion has train/0000.
 SHARD = re.compile(r"-\d+-of-\d+$")
-# (query id, passage id) -> grade, in file order.
+# What the last column of a header may be called.
+HEADER = re.compile(r"score|rel(evan(ce|t))?|label|grade|judge?ments?", re.IGNORECASE)
+# (query id, passage id) -> grade, in file order; grades below zero count as zero.
 Grades = dict[tuple[str, str], int]
 
 
@@ -43,7 +45,7 @@ class BeirSource(FileSource):
     def read_rows(self) -> RowSet:
         files = find_beir_files(self.path, self.split)
         options = {"format": "beir", "per": self.per}
-        return convert_once([*chain(*files)], options, lambda notes: _rows(files, self.per, notes))
+        return convert_once([*chain(*files)], options, lambda facts: _rows(files, self.per, facts.notes))
 
     def read_task(self, name: str) -> RetrievalSet:
         return read_task_files(find_beir_files(self.path, self.split), name)
@@ -162,8 +164,10 @@ def read_grades(files: Sequence[Path]) -> Grades:
             except (TypeError, ValueError, OverflowError):
                 grade = math.nan
             if grade.is_integer():
-                grades[query, passage] = int(grade)
-            elif number or not table:  # the first line of a table may be a header
+                if abs(grade) > LARGEST_GRADE:
+                    raise DataError(f"{where}: found the grade {score}, expected at most {LARGEST_GRADE}")
+                grades[query, passage] = max(0, int(grade))
+            elif number or not table or not HEADER.fullmatch(score.strip()):
                 raise DataError(f"{where}: found the score {score!r}, expected a whole number")
     return grades
 
@@ -195,8 +199,13 @@ def read_texts(
 ) -> dict[str, str]:
     """Return id -> text, of the wanted ids or of all; titles are prepended."""
     texts: dict[str, str] = {}
+    kind: type | None = None
     for where, record in (found for file in files for found in read_objects(file)):
-        id = _id(record, where, id_column if id_column in record or "id" not in record else "id")
+        column = id_column if id_column in record or "id" not in record else "id"
+        id = _id(record, where, column)
+        kind = kind or type(record[column])
+        if not isinstance(record[column], kind):
+            raise DataError(f"{where}: found the id {record[column]!r}, expected {kind.__name__} as before")
         if wanted is not None and id not in wanted:
             continue
         title = text_field(record, "title", where) if titled and record.get("title") is not None else ""

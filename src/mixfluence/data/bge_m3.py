@@ -87,4 +87,4 @@ def _find_files(folder: Path, wanted: Iterable[str]) -> dict[LengthGroup, list[P
 
 def _read(files: list[Path]) -> RowSet:
     reader = RecordReader(str(files[0]), per="query")
-    return convert_once(files, {"format": "bge_m3"}, lambda notes: reader.read(map(read_records, files), notes))
+    return convert_once(files, {"format": "bge_m3"}, lambda facts: reader.read(map(read_records, files), facts))

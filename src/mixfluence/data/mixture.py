@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -9,28 +10,38 @@ import numpy as np
 import xxhash
 from datasets import Dataset
 
+from mixfluence.data.columns import ColumnMap
 from mixfluence.data.pairs import RecordReader, records_of
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
 from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
+from mixfluence.schema import unknown_key
+
+logger = logging.getLogger(__name__)
 
 
 class Mixture(dict[str, RowSet]):
     """Ordered name -> rows. All vectors (weights, influences, counts) are in this order.
 
     Args:
-        datasets: Rows of this package's formats, or any `datasets.Dataset`: its first column is the anchor, its
-            second the positive, further ones negatives, as in sentence-transformers.
+        datasets: Rows of this package's formats, or any `datasets.Dataset`. Its columns are recognised by their names:
+            anchor, query, question ...; positive, passage, answer, document ...; negative, negative_1 ...
+        columns: For datasets with other names, which columns they are:
+            `{"faq": {"anchor": "title", "positive": "body", "negatives": ["other"]}}`.
     """
 
-    def __init__(self, datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]]) -> None:
+    def __init__(
+        self,
+        datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]],
+        columns: Mapping[str, ColumnMap] | None = None,
+    ) -> None:
         super().__init__()
         for name, dataset in datasets.items() if isinstance(datasets, Mapping) else datasets:
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"a dataset needs a name, found {name!r}")
             if name in self:
                 raise DataError(f"two datasets are named {name!r}")
-            self[name] = _row_set(name, dataset)
+            self[name] = _row_set(name, dataset, (columns or {}).get(name))
         if not self:
             raise DataError("a mixture needs at least one dataset")
 
@@ -45,21 +56,35 @@ class Mixture(dict[str, RowSet]):
         return {name: dataset.fingerprint for name, dataset in self.items()}
 
 
-def _row_set(name: str, dataset: RowSet | Dataset) -> RowSet:
+def train_and_dev(
+    train: Mapping[str, RowSet | Dataset], dev: Mapping[str, RowSet | Dataset] | None, columns: Mapping[str, ColumnMap]
+) -> tuple[Mixture, Mixture | None]:
+    """Return both as mixtures, with the columns of datasets of either."""
+    for name in columns:
+        if name not in (known := [*train, *(dev or ())]):
+            raise DataError(f"columns: {unknown_key(name, known)}")
+    return Mixture(train, columns), Mixture(dev, columns) if dev else None
+
+
+def _row_set(name: str, dataset: RowSet | Dataset, columns: ColumnMap | None) -> RowSet:
     """Return a dataset as rows, converting it if it has other columns."""
     if len(dataset) == 0:
         raise DataError(f"{name}: the dataset is empty")
     if isinstance(dataset, RowSet):
         return dataset
     content = fingerprint(dataset)
-    if dataset.column_names == list(Row._fields):
+    if dataset.column_names == list(Row._fields) and not columns:
         for column in Row._fields:
             if missing := sum(value is None for value in dataset[column]):
                 raise DataError(f"{name}: {missing} of {len(dataset)} rows have no value in the column {column!r}")
         return RowSet(dataset, content)
     # The name is part of the key because it occurs in the notes that are stored with the rows.
-    options = {"name": name, "content": content}
-    return convert_once([], options, lambda notes: RecordReader(name).read([records_of(name, dataset)], notes))
+    options = {"name": name, "content": content, "columns": columns}
+    reader = RecordReader(name, columns, option=f'columns={{{{"{name}": {{}}}}}}')
+    rows = convert_once([], options, lambda facts: reader.read([records_of(name, dataset)], facts))
+    for note in rows.notes:
+        logger.warning("%s", note)
+    return rows
 
 
 class Overlap(NamedTuple):

@@ -33,7 +33,7 @@ class MldrSource(FileSource):
     def read_rows(self) -> RowSet:
         file = find_file(self._folder, f"{self.split}.jsonl")
         reader = RecordReader(str(file), per="query")
-        return convert_once([file], {"format": "mldr"}, lambda notes: reader.read([_records(file)], notes))
+        return convert_once([file], {"format": "mldr"}, lambda facts: reader.read([_records(file)], facts))
 
     def read_task(self, name: str) -> RetrievalSet:
         if (self.path / f"{self.language}-corpus").is_dir():

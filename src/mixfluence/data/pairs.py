@@ -4,35 +4,37 @@ Without a column map the shape of a record determines what its texts mean:
 
 - `["anchor", "positive", "negative", ...]`, with or without negatives;
 - `{"set": [...]}` or `{"texts": [...]}`, texts of one meaning: each is paired with the next;
-- `{"query", "pos", "neg"}` with one or many positives, optionally with `pos_scores` and `neg_scores`;
-- `{"context", "response"}`;
-- any other object by position, as in sentence-transformers: the first column is the anchor, the second the positive,
-  the others are negatives, and columns named like labels or scores are ignored.
+- any other object by the names of its columns, see `columns.py`. Columns without a role are ignored with a note.
 
 A positive column of lists gives one row per element, or one row per record with `per="query"`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import codecs
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once
+from pydantic import Field, field_validator
+
+from mixfluence.data.columns import ColumnMap, Roles, find_roles, mapped_roles, names
+from mixfluence.data.rows import ROWS_PER_BATCH, Facts, Row, RowSet, convert_once
 from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, Record, SourceSection, note_dropped, read_records
+from mixfluence.data.tables import Dialect
 from mixfluence.errors import DataError
 from mixfluence.schema import WholeNumber, short
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ColumnMap = Mapping[str, str | list[str]]
 Per = Literal["query", "pair"]
+# Takes the notes that it adds to.
+ReadFiles = Callable[[list[str]], Iterable[Iterable[Record]]]
 
-EXTENSIONS = (".jsonl", ".csv", ".tsv", ".jsonl.gz", ".csv.gz", ".tsv.gz", ".parquet")
+EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz", ".parquet")
 SET_COLUMNS = ("set", "texts")
-LABEL_COLUMNS = frozenset({"label", "labels", "score", "scores"})
 LARGEST_SCORE = 3.4e38  # rows store scores as 32-bit floats
 
 
@@ -40,28 +42,52 @@ class RecordsSource(SourceSection):
     """Records with columns.
 
     `columns` maps the roles `anchor`, `positive`, `negatives` (one column of lists, or several columns) and `scores`
-    (a list with one number per passage, positives first) to columns. `per` makes one row per positive or per record,
-    `negatives` is the maximum number of hard negatives that a row keeps.
+    (a list with one number per passage, positives first) to columns. Without it, columns are recognised by their
+    names. `per` makes one row per positive or per record, `negatives` is the maximum number of hard negatives that a
+    row keeps.
     """
 
     columns: dict[str, str | list[str]] | None = None
     per: Per = "pair"
     negatives: WholeNumber | None = None
 
-    def _convert(self, name: str, files: list[Path], records: Iterable[Iterable[Record]]) -> RowSet:
-        options = self.model_dump(include={"format", "split", "columns", "per", "negatives"})
+    def _convert(self, name: str, files: list[Path], read: ReadFiles) -> RowSet:
+        options = self.model_dump(exclude={"path", "published", "query_prompt", "passage_prompt"})
         reader = RecordReader(name, self.columns, per=self.per, negatives=self.negatives)
-        return convert_once(files, options, lambda notes: reader.read(records, notes))
+        return convert_once(files, options, lambda facts: reader.read(read(facts.notes), facts))
 
 
 class PairsSource(RecordsSource, FileSource):
-    """Pairs, triplets or lists in a jsonl, csv, tsv or parquet file, or in a folder of such files."""
+    """Pairs, triplets or lists in a jsonl, json, csv, tsv or parquet file, or in a folder of such files.
+
+    The dialect of csv and tsv files is detected, and noted if it is unusual, unless it is given: `delimiter`,
+    `quoting` (whether quotes group text), `encoding` (UTF-8 if None) and `header` (whether the first line names the
+    columns; without names the order is anchor, positive, negatives).
+    """
 
     format: Literal["pairs"] = "pairs"
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    quoting: bool | None = None
+    encoding: str | None = None
+    header: bool | None = None
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, encoding: str | None) -> str | None:
+        try:
+            codecs.lookup(encoding or "utf-8")
+        except LookupError as error:
+            raise ValueError(f"expected an encoding such as utf-8 or latin-1, found {encoding!r}") from error
+        return encoding
 
     def read_rows(self) -> RowSet:
         files = _find_files(self.path)
-        return self._convert(str(self.path), files, map(read_records, files))
+        # A user who names columns has seen them in the header.
+        header = True if self.columns and self.header is None else self.header
+        dialect = Dialect(self.delimiter, self.quoting, self.encoding, header)
+        return self._convert(
+            str(self.path), files, lambda notes: (read_records(file, dialect, notes) for file in files)
+        )
 
 
 class HubSource(RecordsSource):
@@ -81,7 +107,7 @@ class HubSource(RecordsSource):
         dataset = self._load()
         # Converted once per downloaded file: a new revision is a new file.
         files = [Path(file["filename"]) for file in dataset.cache_files]
-        return self._convert(self.id, files, [records_of(self.id, dataset)])
+        return self._convert(self.id, files, lambda notes: [records_of(self.id, dataset)])
 
     def _load(self) -> Dataset:
         from datasets import load_dataset  # here, because recipes import the formats without data
@@ -111,39 +137,35 @@ def _find_files(path: Path) -> list[Path]:
     return files
 
 
-class Roles(NamedTuple):
-    """The columns of an object by role; scores of positives and of negatives may have a column each."""
-
-    anchor: str
-    positive: str
-    negatives: tuple[str, ...] = ()
-    scores: tuple[str, ...] = ()
-
-    def columns(self) -> list[str]:
-        return [self.anchor, self.positive, *self.negatives, *self.scores]
-
-
 class RecordReader:
     """Converts the records of one dataset to rows; for the options see `RecordsSource`."""
 
     def __init__(
-        self, source: str, columns: ColumnMap | None = None, *, per: Per = "pair", negatives: int | None = None
+        self,
+        source: str,
+        columns: ColumnMap | None = None,
+        *,
+        per: Per = "pair",
+        negatives: int | None = None,
+        option: str = "columns: {}",
     ) -> None:
         self._source = source
         self._per = per
         self._negatives = negatives
-        self._mapped = None if columns is None else _mapped_roles(columns)
-        self._positional: Roles | None = None
+        self._option = option
+        self._mapped = None if columns is None else mapped_roles(columns)
+        # Of one file, by its columns in any order: the first object determines them.
+        self._found: dict[frozenset[str], Roles] = {}
         self._ignored: set[str] = set()
         # Places of what is left out.
         self._empty_rows: list[str] = []
         self._empty_negatives: list[str] = []
 
-    def read(self, files: Iterable[Iterable[Record]], notes: list[str]) -> Iterator[Row]:
-        """Yield the rows of several files, then append notes on what was left out."""
+    def read(self, files: Iterable[Iterable[Record]], facts: Facts) -> Iterator[Row]:
+        """Yield the rows of several files, and note the roles of columns and what was left out."""
         rows = negatives = 0
         for records in files:
-            self._positional = None
+            self._found.clear()
             for where, record in records:
                 for row in self._record_rows(record, where):
                     rows += 1
@@ -152,11 +174,14 @@ class RecordReader:
                         yield self._with_chosen_negatives(row, where)
                     else:
                         self._empty_rows.append(where)
+            for roles in self._found.values():
+                facts.add_columns(roles._asdict())
+        notes = facts.notes
         empty = "rows without text for the anchor or the positive"
         note_dropped(notes, self._source, empty, self._empty_rows, rows, MAX_DROPPED_SHARE)
         note_dropped(notes, self._source, "negatives without text", self._empty_negatives, negatives)
         if self._ignored:
-            notes.append(f"{self._source}: ignored the columns {_names(sorted(self._ignored))}")
+            notes.append(f"{self._source}: ignored the columns {names(sorted(self._ignored))}")
 
     def _record_rows(self, record: Any, where: str) -> list[Row]:
         if isinstance(record, list) and self._mapped is None:
@@ -178,27 +203,21 @@ class RecordReader:
         return [next((row for row in rows if row.positive.strip()), rows[0])]
 
     def _roles(self, record: dict[str, Any], where: str) -> Roles:
-        if self._mapped is not None:
-            if missing := [column for column in self._mapped.columns() if column not in record]:
-                raise DataError(f"{where}: no column '{missing[0]}', found {_names(record)}")
-            return self._mapped
-        roles = _known_roles(record) or self._roles_by_position(record, where)
-        self._ignored.update(record.keys() - roles.columns())
-        return roles
-
-    def _roles_by_position(self, record: dict[str, Any], where: str) -> Roles:
-        columns = [name for name in record if name not in LABEL_COLUMNS]
-        if self._positional is None:
-            if len(columns) < 2:
-                raise DataError(f"{where}: found the columns {_names(record)}, expected an anchor and a positive")
-            self._positional = Roles(columns[0], columns[1], tuple(columns[2:]))
-        # Fixed by the first object, because later ones may have the same columns in another order.
-        expected = self._positional.columns()
-        if sorted(columns) != sorted(expected):
-            raise DataError(
-                f"{where}: found the columns {_names(columns)}, expected {_names(expected)} as in the first object"
-            )
-        return self._positional
+        key = frozenset(record)
+        if key not in self._found:
+            if self._mapped is None:
+                roles = find_roles(record, where, self._option)
+                self._ignored.update(key - set(roles.columns()))
+            else:
+                roles = self._mapped
+                if missing := [column for column in roles.columns() if column not in record]:
+                    raise DataError(f"{where}: no column '{missing[0]}', found {names(record)}")
+            first = next(iter(self._found.values()), roles)
+            if roles[:2] != first[:2]:
+                expected = f"{names(first[:2])} as in the first object"
+                raise DataError(f"{where}: found the columns {names(record)}, expected {expected}")
+            self._found[key] = roles
+        return self._found[key]
 
     def _with_chosen_negatives(self, row: Row, where: str) -> Row:
         kept = [i for i, negative in enumerate(row.negatives) if negative.strip()]
@@ -213,26 +232,6 @@ def records_of(name: str, dataset: Dataset) -> Iterator[Record]:
     tables = dataset.with_format("arrow").iter(ROWS_PER_BATCH)
     for row, record in enumerate(chain.from_iterable(table.to_pylist() for table in tables), 1):
         yield f"{name}: row {row}", record
-
-
-def _mapped_roles(columns: ColumnMap) -> Roles:
-    if not {"anchor", "positive"} <= columns.keys() <= {"anchor", "positive", "negatives", "scores"}:
-        raise DataError(f"columns: found {_names(columns)}, expected anchor, positive, optionally negatives, scores")
-    named = {role: [names] if isinstance(names, str) else names for role, names in columns.items()}
-    for role, names in named.items():
-        if role != "negatives" and len(names) != 1:
-            raise DataError(f"columns: found {len(names)} columns for {role}, expected one")
-    negatives, scores = named.get("negatives", ()), named.get("scores", ())
-    return Roles(named["anchor"][0], named["positive"][0], tuple(negatives), tuple(scores))
-
-
-def _known_roles(record: dict[str, Any]) -> Roles | None:
-    if "query" in record and "pos" in record:
-        scores = ("pos_scores", "neg_scores") if "pos_scores" in record or "neg_scores" in record else ()
-        return Roles("query", "pos", ("neg",), scores)
-    if "context" in record and "response" in record:
-        return Roles("context", "response")
-    return None
 
 
 def _object_rows(record: dict[str, Any], roles: Roles, where: str) -> list[Row]:
@@ -281,7 +280,3 @@ def _text(value: Any, where: str, place: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: found {short(value)} in {place}, expected text")
     return value
-
-
-def _names(columns: Iterable[str]) -> str:
-    return ", ".join(f"'{column}'" for column in columns) or "none"

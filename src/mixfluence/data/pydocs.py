@@ -86,7 +86,7 @@ def _read_library(library: str) -> RowSet:
     # One file represents the library: installing another version rewrites it.
     witness = folder / ("os.py" if library == "stdlib" else "__init__.py")
     options = {"format": "pydocs", "library": library, "version": version}
-    return convert_once([witness], options, lambda notes: _extract_rows(folder))
+    return convert_once([witness], options, lambda facts: _extract_rows(folder))
 
 
 def _locate(library: str) -> tuple[Path, str]:

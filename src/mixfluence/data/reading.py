@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mixfluence.data.formats import Source, read_rows, read_task
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
-from mixfluence.data.retrieval import RetrievalSet, guiding_half, selecting_half
+from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import MixfluenceError, refuse
 from mixfluence.recipe import Recipe
@@ -31,6 +31,8 @@ class Data:
     test: Mapping[str, RetrievalSet]
     # Training rows that were dropped.
     overlaps: list[Overlap]
+    # Dev tasks by which the models of stages are scored.
+    samples: list[RetrievalSet] = field(default_factory=list)
     # Probabilities that a clustering or an earlier stage has found.
     found: Mapping[str, float] = field(default_factory=dict)
 
@@ -46,7 +48,8 @@ def read_data(recipe: Recipe) -> Data:
     test = _read_each("test", recipe.test, read_task, problems)
     train = _read_each("train", recipe.train, lambda _, source: read_rows(source), problems)
     dev = _read_each("dev", recipe.dev, lambda _, source: read_rows(source), problems)
-    selection = list(_read_each("dev", recipe.dev if recipe.selection else {}, read_task, problems).values())
+    scoring = recipe.strategy.scoring
+    tasks = list(_read_each("dev", recipe.dev if recipe.selection or scoring else {}, read_task, problems).values())
     refuse(problems)
     mixture, overlaps = without_overlap(
         Mixture(train), {name: task.queries for name, task in test.items()}, recipe.overlap
@@ -55,12 +58,15 @@ def read_data(recipe: Recipe) -> Data:
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
+    halves = recipe.selection is not None and recipe.selection.dev == "halves"
+    samples = [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks if scoring]
+    selection = []
     if recipe.selection:
-        if recipe.selection.dev == "halves":
+        if halves:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
-            selection = [selecting_half(task) for task in selection]
-        selection = [task.sample_corpus(recipe.selection.corpus) for task in selection]
-    return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps)
+            tasks = [selecting_half(task) for task in tasks]
+        selection = [task.sample_corpus(recipe.selection.corpus) for task in tasks]
+    return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps, samples)
 
 
 def _read_each(

@@ -16,6 +16,9 @@ import xxhash
 from mixfluence.data.rows import RowSet, text_key
 from mixfluence.errors import DataError
 
+# Measures take memory for every grade up to the largest, and fail below zero.
+LARGEST_GRADE = 1_000
+
 
 @dataclass(frozen=True)
 class RetrievalSet:
@@ -40,6 +43,10 @@ class RetrievalSet:
         for what, (ids, texts) in sides.items():
             if not 0 < len(texts) == len(ids) == len(set(ids)):
                 raise DataError(f"{self.name}: found {len(texts)} {what} with {len(set(ids))} distinct ids")
+
+        for query, grades in self.qrels.items():
+            if outside := [grade for grade in grades.values() if not 0 <= grade <= LARGEST_GRADE]:
+                raise DataError(f"{self.name}: found the grade {outside[0]} of query {query!r}, expected 0 to 1,000")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -102,6 +109,13 @@ def guiding_half(name: str, dev: RowSet) -> RowSet:
 def selecting_half(dev: RetrievalSet) -> RetrievalSet:
     """Return the dev queries that may select a checkpoint: those that `guiding_half` leaves out."""
     return dev.take_queries(_half(dev.name, dev.queries, guides=False))
+
+
+def scoring_sample(dev: RetrievalSet, queries: int, passages: int, *, halves: bool) -> RetrievalSet:
+    """Return a small task to compare models by: of the queries that may guide, if halves are kept apart."""
+    chosen = _half(dev.name, dev.queries, guides=True) if halves else list(range(len(dev.queries)))
+    chosen = sorted(random.Random(0).sample(chosen, min(queries, len(chosen))))
+    return dev.take_queries(chosen).sample_corpus(passages)
 
 
 def _half(name: str, queries: Sequence[str], *, guides: bool) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import accumulate, islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from mixfluence.data.cache import cached
+from mixfluence.data.cache import cached, checksum
 from mixfluence.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Small enough that long documents with many negatives stay below Arrow's 2 GiB of text per array.
 ROWS_PER_BATCH = 1_000
 # Part of every key: raise it when a reader starts to produce other rows from the same file.
-READER_VERSION = 1
+READER_VERSION = 2
 
 
 class Row(NamedTuple):
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSet:
-    """The rows of one dataset, a fingerprint of their content and the reader's notes for the user.
+    """The rows of one dataset, a fingerprint of their content, and the reader's notes and columns by role.
 
     `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subset` is where
     a cluster's rows were selected from: it takes token ids from there instead of being tokenised itself.
@@ -53,6 +53,7 @@ class RowSet:
     fingerprint: str
     notes: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     subset: Subset | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -68,7 +69,7 @@ class RowSet:
         ends = [bisect_left(places, end) for end in accumulate(self.parts.values())]
         sizes = (end - start for start, end in zip([0, *ends], ends, strict=False))
         parts = {name: size for name, size in zip(self.parts, sizes, strict=True) if size}
-        return RowSet(self.rows.select(places), fingerprint, self.notes, parts)
+        return RowSet(self.rows.select(places), fingerprint, self.notes, parts, self.columns)
 
 
 class Subset(NamedTuple):
@@ -99,31 +100,43 @@ def arrow_schema() -> pa.Schema:
     return pa.schema(list(zip(Row._fields, types, strict=True)))
 
 
-def convert_once(
-    files: Sequence[Path], options: Mapping[str, Any], read: Callable[[list[str]], Iterable[Row]]
-) -> RowSet:
+@dataclass
+class Facts:
+    """What a reader tells besides the rows: notes for the user, and the columns of each role."""
+
+    notes: list[str] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+
+    def add_columns(self, roles: Mapping[str, str | Sequence[str]]) -> None:
+        """Add columns to their roles."""
+        for role, given in roles.items():
+            own = self.columns.setdefault(role, [])
+            own += [name for name in ([given] if isinstance(given, str) else given) if name not in own]
+
+
+def convert_once(files: Sequence[Path], options: Mapping[str, Any], read: Callable[[Facts], Iterable[Row]]) -> RowSet:
     """Return the rows that `read` yields, from the cache if neither files nor options have changed.
 
-    `read` opens no other files. It appends notes for the user to its argument, which later runs show again.
+    `read` opens no other files. What it adds to its argument is stored with the rows, so that later runs show it too.
     """
     from datasets import Dataset
 
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = json.dumps([READER_VERSION, stats, options], sort_keys=True)
+    content = [(str(file.resolve()), checksum(file)) for file in files]
+    key = json.dumps([READER_VERSION, content, options], sort_keys=True)
 
     def build(folder: Path) -> None:
-        notes: list[str] = []
-        write_rows(read(notes), folder / "rows.arrow")
+        facts = Facts()
+        write_rows(read(facts), folder / "rows.arrow")
         dataset = Dataset.from_file(str(folder / "rows.arrow"))
         if len(dataset) == 0:
             raise DataError(f"{', '.join(map(str, files))}: contains no training rows")
-        facts = {"fingerprint": fingerprint(dataset), "notes": notes}
-        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        stored = asdict(facts) | {"fingerprint": fingerprint(dataset)}
+        (folder / "facts.json").write_text(json.dumps(stored), encoding="utf-8")
 
     def open_folder(folder: Path) -> RowSet:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         dataset = Dataset.from_file(str(folder / "rows.arrow"))
-        return RowSet(dataset, facts["fingerprint"], tuple(facts["notes"]))
+        return RowSet(dataset, facts["fingerprint"], tuple(facts["notes"]), columns=facts["columns"])
 
     return cached("rows", key, open_folder, build)
 
@@ -145,7 +158,8 @@ def join(parts: Mapping[str, RowSet]) -> RowSet:
     digest = xxhash.xxh3_128_hexdigest(" ".join(part.fingerprint for part in parts.values()).encode())
     notes = tuple(note for part in parts.values() for note in part.notes)
     rows = concatenate_datasets([part.rows for part in parts.values()])
-    return RowSet(rows, digest, notes, {name: len(part) for name, part in parts.items()})
+    columns = next(iter(parts.values())).columns
+    return RowSet(rows, digest, notes, {name: len(part) for name, part in parts.items()}, columns)
 
 
 def rows_in_memory(rows: Iterable[Row]) -> Dataset:

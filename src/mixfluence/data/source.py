@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
+import io
 import json
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pydantic import ValidationInfo, field_validator
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
+from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
 from mixfluence.schema import Count, PathLike, Section, short
 
@@ -23,6 +25,7 @@ LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
+ANY_DIALECT = Dialect()
 # A record's place in its file, for messages, and its value.
 Record = tuple[str, Any]
 
@@ -104,24 +107,28 @@ def find_file(folder: Path, name: str) -> Path:
     raise DataError(f"{folder}: expected {name} or {name}.gz in it, found neither")
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the place and text of every line that is not blank, of a UTF-8 file or of a gzipped one (`.gz`)."""
-    for number, text in enumerate(_lines(path), 1):
+def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the place and text of every line that is not blank; a file ending in `.gz` is unpacked."""
+    for number, text in enumerate(_lines(path, encoding), 1):
         if text and not text.isspace():
             yield f"{path}:{number}", text
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield every record with its place: of Parquet, `.csv` and `.tsv` by the file's name, else of JSON lines."""
+def read_records(path: Path, dialect: Dialect = ANY_DIALECT, notes: list[str] | None = None) -> Iterator[Record]:
+    """Yield every record with its place: of Parquet, csv, tsv and json by the file's name, else of JSON lines.
+
+    What was detected of a table's dialect is added to the notes.
+    """
     match path.name.removesuffix(".gz").rpartition(".")[2]:
         case "parquet":
             return _read_parquet(path)
-        case "csv":
-            return _read_table(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-        case "tsv":
-            return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+        case "csv" | "tsv" as ending:
+            lines = _lines(path, dialect.encoding)
+            return read_table(path, lines, "," if ending == "csv" else "\t", dialect, [] if notes is None else notes)
+        case "json":
+            return _read_json(path, dialect.encoding)
         case _:
-            return _read_jsonl(path)
+            return _read_jsonl(path, dialect.encoding)
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -140,31 +147,51 @@ def text_field(record: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     """Yield every line without its end; a byte order mark is removed."""
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            # UTF-8 by line, so that errors name the line.
+            lines: Iterable[Any] = io.TextIOWrapper(stream, encoding, newline="\n") if encoding else stream
+            for number, line in enumerate(lines, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8") if isinstance(line, bytes) else line
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{number}: not valid UTF-8 ({error})") from error
+        hint = "" if encoding else "; write its encoding, such as encoding: latin-1"
+        raise DataError(f"{path}:{number}: not valid {encoding or 'UTF-8'} ({error}){hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: expected a readable file ({error.strerror or error})") from error
 
 
-def _read_jsonl(path: Path) -> Iterator[Record]:
-    for where, text in read_lines(path):
+def _read_json(path: Path, encoding: str | None) -> Iterator[Record]:
+    """Yield the elements of an array of records, or of JSON lines."""
+    with suppress(ValueError, RecursionError):
+        array = json.loads("\n".join(_lines(path, encoding)))
+        if isinstance(array, list) and all(isinstance(record, list | dict) for record in array):
+            for number, record in enumerate(array, 1):
+                yield f"{path}: record {number}", _without_surrogates(record, f"{path}: record {number}")
+            return
+    yield from _read_jsonl(path, encoding)
+
+
+def _read_jsonl(path: Path, encoding: str | None) -> Iterator[Record]:
+    for where, text in read_lines(path, encoding):
         try:
             value = json.loads(text)
-            if "\\u" in text:  # may escape half a surrogate pair, which Arrow rejects later
-                json.dumps(value, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not valid JSON ({error})") from error
-        yield where, value
+        yield where, _without_surrogates(value, where) if "\\u" in text else value
+
+
+def _without_surrogates(value: Any, where: str) -> Any:
+    try:  # half a surrogate pair is rejected by Arrow later
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON ({error})") from error
+    return value
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
@@ -181,19 +208,3 @@ def _read_parquet(path: Path) -> Iterator[Record]:
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a valid Parquet file after row {row} ({reason})") from error
-
-
-def _read_table(path: Path, **dialect: Any) -> Iterator[Record]:
-    csv.field_size_limit(2**31 - 1)  # long documents exceed the default
-    reader = csv.reader((f"{text}\n" for text in _lines(path)), strict=True, **dialect)
-    try:
-        header = next(reader, [])
-        if not header or len(set(header)) < len(header):
-            raise DataError(f"{path}:1: found the header {header}, expected distinct column names")
-        for values in filter(None, reader):  # blank lines are empty lists
-            where = f"{path}:{reader.line_num}"
-            if len(values) != len(header):
-                raise DataError(f"{where}: found {len(values)} columns, expected {len(header)} as in the header")
-            yield where, {name: value or None for name, value in zip(header, values, strict=True)}
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not a valid table ({error})") from error

@@ -24,6 +24,7 @@ _TREC_NAMES = {
     "recall@100": "recall_100",
     "map@100": "map_cut_100",
 }
+MAX_GRADE = 10_000
 MEASURES = tuple(_TREC_NAMES)
 """The reported measures. Shorter rankings are scored as they are: with 10 hits, recall@100 is recall@10."""
 
@@ -55,7 +56,10 @@ def score_rankings(
     without hits or without a relevant passage scores zero; trec_eval leaves out queries without hits, which raises
     the mean. Only grades above zero are relevant. By default the queries of `qrels` are scored.
     """
-    judged = {query: dict(grades) for query, grades in qrels.items()}
+    # Two queries with grades below -1 only crash pytrec_eval, and memory grows with the highest grade.
+    judged = {query: {doc: max(grade, 0) for doc, grade in grades.items()} for query, grades in qrels.items()}
+    if high := [query for query, grades in judged.items() if max(grades.values(), default=0) > MAX_GRADE]:
+        raise DataError(f"query {high[0]!r} has a grade above {MAX_GRADE:,}")
     retrieved = {query: dict(hits) for query, hits in rankings.items()}
     found = pytrec_eval.RelevanceEvaluator(judged, set(_TREC_NAMES.values())).evaluate(retrieved)
     scores = {}

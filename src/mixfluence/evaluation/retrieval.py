@@ -35,8 +35,15 @@ def evaluate(
     the task, else the model's. Module modes and random states are preserved. With `k` below 100, recall@100 and
     map@100 become those of the first k. To select checkpoints during training use `DevEvaluator`.
     """
+    return score_task(task, rank_task(model, task, batch_size=batch_size, k=k, show_progress=show_progress))
+
+
+def rank_task(
+    model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64, k: int = 100, show_progress: bool = False
+) -> dict[str, Ranking]:
+    """Return what `evaluate` scores: the first `k` hits of every query."""
     embeddings = encode_task(model, task, batch_size=batch_size, show_progress=show_progress)
-    return score_task(task, rank_embeddings(task, *embeddings, k))
+    return rank_embeddings(task, *embeddings, k)
 
 
 def score_task(task: RetrievalSet, rankings: Mapping[str, Ranking]) -> Evaluation:
@@ -192,6 +199,6 @@ class DevEvaluator(BaseEvaluator):
             for task in self._tasks
         }
         scores = {**by_set, "ndcg@10": fmean(by_set.values())}
-        logger.info("step %d: dev NDCG@10 %.4f", steps, scores["ndcg@10"])
+        logger.info("step %d: dev NDCG@10 × 100 is %.1f", steps, 100 * scores["ndcg@10"])
         self.store_metrics_in_model_card_data(model, scores, epoch, steps)
         return scores

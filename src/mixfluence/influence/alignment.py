@@ -28,14 +28,13 @@ class Aligner:
 
     Gradients are compared one by one, so that a single vector of parameter size is kept for any number of datasets and
     targets: the mean of cosines is the dot product with the mean of the targets' unit vectors.
-    A round takes (datasets + targets) gradients; with lookahead datasets x (1 + targets), and a step for each dataset.
 
     Attributes:
-        memory: Extra device memory of the last round, in parameter sizes: 1 in fp32, 3 more with lookahead.
+        memory: Extra device memory of the last round, in parameter sizes: 1 in fp32.
     """
 
     def __init__(self, learner: Learner, alignment: Alignment, metric: Metric) -> None:
-        if alignment.needs_moments:
+        if alignment.preconditioned:
             refuse_without_moments(learner.optimizer)
         self._learner = learner
         self._alignment = alignment
@@ -43,7 +42,7 @@ class Aligner:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
-    @explain_out_of_memory("strategy.alignment", "turn lookahead off")
+    @explain_out_of_memory("strategy.alignment")
     def measure(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:
@@ -52,59 +51,26 @@ class Aligner:
         The gradients of a dataset's batches are summed; without batches its alignment is zero. The result has the mean
         of all targets as a single target: the alignments with each are not known.
         """
-        compare = self._compare_ahead if self._alignment.lookahead else self._compare
+        base, pairs = [], []
         with preserve_rng_and_modes(self._learner.modules), _preserve_gradients(self._learner.modules):
-            base, pairs = compare(datasets, batches, dev, seed) if datasets else (self._evaluate(dev), [])
+            # Without a step, a forward pass in training mode changes nothing but buffers.
+            snapshot = Snapshot(list(self._learner.modules.buffers()))
+            direction = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
+            extra = snapshot.bytes + sum(tensor.nbytes for tensor in direction)
+            self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
+            for batch in dev:
+                base.append(self._dev_backward(batch))
+                weight = self._weight(_norm(self._gradients()), len(dev))
+                for kept, gradient in zip(direction, self._gradients(), strict=True):
+                    kept.addcmul_(gradient, weight)
+            for dataset in datasets:
+                with snapshot.restored():
+                    self._train_backward(batches(dataset), seed)
+                    pairs.append(_pair(self._train_gradients(), direction))
         return self._gather(datasets, dev, base, pairs)
 
-    def _compare(
-        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
-    ) -> tuple[list[Tensor], list[Pair]]:
-        # Without a step, a forward pass in training mode changes nothing but buffers.
-        snapshot = Snapshot(list(self._learner.modules.buffers()))
-        direction = self._reserve(snapshot)
-        base, pairs = [], []
-        for batch in dev:
-            base.append(self._dev_backward(batch))
-            weight = self._weight(_norm(self._gradients()), len(dev))
-            for kept, gradient in zip(direction, self._gradients(), strict=True):
-                kept.addcmul_(gradient, weight)
-        for dataset in datasets:
-            with snapshot.restored():
-                self._train_backward(batches(dataset), seed)
-                pairs.append(_pair(self._train_gradients(), direction))
-        return base, pairs
-
-    def _compare_ahead(
-        self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], seed: int
-    ) -> tuple[list[Tensor], list[Pair]]:
-        optimizer = self._learner.optimizer
-        snapshot = Snapshot([*self._parameters, *self._learner.modules.buffers()], optimizer)
-        own = self._reserve(snapshot)
-        base, pairs = self._evaluate(dev), []
-        for dataset in datasets:
-            with snapshot.restored():
-                self._train_backward(batches(dataset), seed)
-                for kept, gradient in zip(own, self._train_gradients(), strict=True):
-                    kept.copy_(gradient)
-                optimizer.step()
-                dot = torch.zeros_like(base[0])
-                for batch in dev:
-                    self._dev_backward(batch)
-                    along, norm = _pair(self._gradients(), own)
-                    dot += along * self._weight(norm, len(dev))
-                pairs.append((dot, _norm(own)))
-        return base, pairs
-
-    def _reserve(self, snapshot: Snapshot) -> list[Tensor]:
-        """Return zeros in the shape of the parameters, and record the memory of a round."""
-        zeros = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
-        own = sum(tensor.nbytes for tensor in zeros)
-        self.memory = (own + snapshot.bytes) / sum(parameter.nbytes for parameter in self._parameters)
-        return zeros
-
     def _train_backward(self, batches: Iterable[Any], seed: int) -> None:
-        self._clear()
+        self._learner.modules.zero_grad()
         self._learner.modules.train()
         for number, batch in enumerate(batches):
             torch.manual_seed(seed + number)
@@ -112,22 +78,13 @@ class Aligner:
 
     def _dev_backward(self, batch: DevBatch) -> Tensor:
         """Compute the gradient of the metric, in the direction to be minimised, and return its value."""
-        self._clear()
+        self._learner.modules.zero_grad()
         self._learner.modules.eval()
         mean = self._metric.values(self._learner.model, batch).float().mean()
         if not mean.requires_grad:
             raise RecipeError("an alignment needs a differentiable metric")
         (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
         return mean.detach()
-
-    def _clear(self) -> None:
-        for parameter in self._learner.modules.parameters():
-            parameter.grad = None
-
-    @torch.no_grad()
-    def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
-        self._learner.modules.eval()
-        return [self._metric.values(self._learner.model, batch).float().mean() for batch in dev]
 
     def _gradients(self) -> Iterator[Tensor]:
         """Yield the gradient of each parameter in fp32; a scalar zero for one without."""

@@ -46,6 +46,10 @@ class Influences:
         """Return the influence of every probed dataset on every target."""
         return np.stack([gain.mean(axis=1) for gain in self.gains], axis=1)
 
+    def errors(self) -> Array:
+        """Return the standard error of each influence on each target, as a distance from the mean over datasets."""
+        return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
+
     def spread(self, how: Aggregate) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
         return float(self.combine(how)[0].std()) if len(self.probed) > 1 else 0.0
@@ -68,7 +72,7 @@ class Influences:
     def _combine(self, how: Aggregate) -> tuple[Array, Array]:
         scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
         gains = self.on_targets() / scale
-        errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1) / scale
+        errors = self.errors() / scale
         if how == "worst":
             rows, worst = np.arange(len(gains)), gains.argmin(axis=1)
             return gains[rows, worst], errors[rows, worst]
@@ -76,21 +80,21 @@ class Influences:
 
 
 def gather(
-    probed: Sequence[int], targets: Sequence[str], before: Sequence[Array], after: Sequence[Sequence[Array]], sign: int
+    probed: Sequence[int], targets: list[str], before: list[Tensor], after: list[list[Tensor]], sign: int
 ) -> Influences:
     """Return the influences of a round, given values per query on each dev set.
 
     `before` are the values before any probe, `after` those after the probe of each dataset.
     """
+    # One copy to the CPU, because every copy waits for the device.
+    values = torch.stack([torch.cat(evals).double() for evals in (before, *after)]).cpu().numpy()
+    finite = np.isfinite(values).all(axis=1)
+    kept = finite[1:] & finite[0]
     positions = np.array(probed, np.int64)
-    finite = np.array([all(np.isfinite(values).all() for values in proxy) for proxy in after], dtype=bool)
-    finite &= all(np.isfinite(values).all() for values in before)
-    base = np.array([values.mean() for values in before])
-    gains = [
-        sign * (np.array([proxy[target] for proxy in after]).reshape(len(after), len(values))[finite] - values)
-        for target, values in enumerate(before)
-    ]
-    return Influences(positions[finite], positions[~finite], list(targets), base, gains, sign)
+    bounds = np.cumsum([len(target) for target in before])[:-1]
+    base = np.array([target.mean() for target in np.split(values[0], bounds)])
+    gains = np.split(sign * (values[1:][kept] - values[0]), bounds, axis=1)
+    return Influences(positions[kept], positions[~kept], targets, base, gains, sign)
 
 
 def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggregate, sign: int) -> Tensor:

@@ -73,12 +73,15 @@ class Metric:
 
 
 def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:
-    """InfoNCE over the batch's positives, and hard negatives if wanted: the metric of the paper and the default.
+    """InfoNCE over the batch's positives: the metric of the paper and the default.
 
-    The temperature divides the cosines; use that of training.
+    With `hard_negatives`, also over those of all rows, which the dev rows must then have. The temperature divides the
+    cosines; use that of training.
     """
 
     def score(queries: Tensor, passages: Tensor, batch: DevBatch) -> Tensor:
+        if hard_negatives and passages.shape[1] < 2:
+            raise DataError(f"{batch.target}: info-nce-hard needs dev rows with hard negatives; use info-nce")
         scores = _scores(queries, passages) / temperature
         return torch.logsumexp(scores, dim=1) - scores.diagonal()
 

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,9 +17,6 @@ from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.reptile import Displacement
 from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
-
-# Fraction of the maximum learning rate below which `floored` probes do not go.
-MIN_RATE = 0.5
 
 
 class Prober:
@@ -35,6 +30,8 @@ class Prober:
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
+        if probe.state == "momentum-free":
+            refuse_without_moments(learner.optimizer)
         self._learner = learner
         self._probe = probe
         self._metric = metric
@@ -43,7 +40,7 @@ class Prober:
         self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
         self.memory = 0.0
 
-    @explain_out_of_memory("strategy.probe", "keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
+    @explain_out_of_memory("strategy.probe", ", or keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
     def measure(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:
@@ -51,16 +48,18 @@ class Prober:
 
         A probe takes one step per batch; without batches its influence is exactly zero.
         """
+        targets = [batch.target for batch in dev]
         if not datasets:
             with preserve_rng_and_modes(self._learner.modules):
-                return self._gather(datasets, dev, self._agreed(self._evaluate(dev)), [])
+                return gather(datasets, targets, self._agreed(self._evaluate(dev)), [], self._sign)
         optimizer, reptile, inherited = self._learner.optimizer, self._reptile, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with preserve_rng_and_modes(self._learner.modules):
             tensors = [*self._parameters, *self._learner.modules.buffers()]
             snapshot = Snapshot(tensors, optimizer if inherited else None, on_cpu=self._probe.snapshot == "cpu")
-            start = snapshot.tensors[: len(self._parameters)]
-            follow = Displacement(self._parameters, start, reptile.weights, spread) if reptile else None
+            start = snapshot.copies[: len(self._parameters)]
+            tau = spread if reptile is None or isinstance(reptile.tau, str) else reptile.tau
+            follow = Displacement(self._parameters, start, reptile.weights, tau) if reptile else None
             extra = snapshot.bytes + (follow.bytes if follow else 0)
             self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
             before = self._agreed(self._evaluate(dev))
@@ -78,7 +77,7 @@ class Prober:
                 follow.merge(self._learner)
             rate = float(optimizer.param_groups[0]["lr"])
             follow.apply(self._parameters, reptile.alpha(rate, relative_rate(optimizer)))
-        return self._gather(datasets, dev, before, after)
+        return gather(datasets, targets, before, after, self._sign)
 
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
         self._learner.modules.train()
@@ -112,12 +111,6 @@ class Prober:
         if own:
             seen[rank::world] = torch.stack([torch.cat(evals) for evals in own]).to(seen)
         return [list(torch.split(row, queries)) for row in self._learner.total(seen)]
-
-    def _gather(
-        self, datasets: Sequence[int], dev: Sequence[DevBatch], before: list[Tensor], after: list[list[Tensor]]
-    ) -> Influences:
-        first, *others = _to_cpu([before, *after])
-        return gather(datasets, [batch.target for batch in dev], first, others, self._sign)
 
 
 def relative_rate(optimizer: Optimizer) -> float:
@@ -171,20 +164,9 @@ class FrozenAdam:
 def _learning_rate(optimizer: Optimizer, wanted: str | float) -> Iterator[None]:
     usual = [group["lr"] for group in optimizer.param_groups]
     try:
-        for group, rate in zip(optimizer.param_groups, usual, strict=True):
-            if wanted == "floored":
-                group["lr"] = max(rate, MIN_RATE * group.get("initial_lr", rate))
-            elif wanted != "current":
-                group["lr"] = wanted
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if wanted == "current" else wanted
         yield
     finally:
         for group, rate in zip(optimizer.param_groups, usual, strict=True):
             group["lr"] = rate
-
-
-def _to_cpu(evals: Sequence[list[Tensor]]) -> list[list[NDArray[np.float64]]]:
-    """Copy all values to the CPU at once, because every copy waits for the device."""
-    values = [value for one in evals for value in one]
-    flat = torch.cat([value.double() for value in values]).cpu().numpy()
-    parts = iter(np.split(flat, np.cumsum([len(value) for value in values])[:-1]))
-    return [[next(parts) for _ in one] for one in evals]

@@ -16,13 +16,13 @@ class Displacement:
 
     The weights depend on all influences, which are known only after the last probe. As in an online softmax, earlier
     sums are rescaled when the largest exponent grows. The temperature must be known before, so that it is the spread
-    of the previous round; in the first round all weights are equal.
+    of the previous round unless a number is given; without either, in the first round, all weights are equal.
 
     Args:
         parameters: The parameters of the model, which probes change.
         start: Copies of them from before any probe, on any device.
         weights: See `Reptile`.
-        scale: Spread of the influences in the previous round; infinite if there was none.
+        scale: Temperature of the softmax; infinite if there was no previous round.
     """
 
     def __init__(

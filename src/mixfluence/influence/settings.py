@@ -87,12 +87,14 @@ class Reptile(Section):
     Attributes:
         rate: `relative`: the learning rate divided by its maximum; `literal`: the learning rate itself, as the paper
             prints it, which at 2e-5 moves no weight by more than rounding does; or a constant.
-        weights: `softmax` of the influence in units of the previous round's spread; or `sum`, as in the paper's
-            Algorithm 1: the influence divided by the sum of influences, negative ones counting as zero.
+        weights: `softmax` of the influence divided by `tau`; or `sum`, as in the paper's Algorithm 1: the influence
+            divided by the sum of influences, negative ones counting as zero.
+        tau: Temperature of the softmax: a number, or `spread`, the standard deviation of the previous round.
     """
 
     rate: Annotated[str | float, word_or_positive("relative", "literal")] = "relative"
     weights: Literal["softmax", "sum"] = "softmax"
+    tau: Annotated[str | float, word_or_positive("spread")] = "spread"
 
     def alpha(self, learning_rate: float, relative_rate: float) -> float:
         """Return the part of the mean displacement that the model takes."""
@@ -127,14 +129,9 @@ class Measurement(Section):
     dev_batch_size: BatchSize = 256
     metric: Annotated[Any, BeforeValidator(_known_metric)] = "info-nce"
 
-    @property
-    @abstractmethod
-    def needs_moments(self) -> bool:
-        """Whether it only works with an optimizer of the Adam family."""
-
     @abstractmethod
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        """Return the object that measures with these settings."""
+        """Return the object that measures with these settings, or raise RecipeError if it cannot."""
 
     @abstractmethod
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
@@ -154,8 +151,7 @@ class Probe(Measurement):
     Attributes:
         state: `inherited`: steps of the run's own optimizer, momentum included, as in the paper; `momentum-free`:
             steps that depend on the dataset alone and need no copy of the optimizer's state.
-        learning_rate: That of the schedule (`current`), the same but at least half its maximum (`floored`), or a
-            number.
+        learning_rate: That of the schedule (`current`), or a number.
         aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
         batch_size: Rows per step; the rows that a process has of a training batch if None.
@@ -163,16 +159,10 @@ class Probe(Measurement):
 
     alone = True
     state: Literal["inherited", "momentum-free"] = "inherited"
-    learning_rate: Annotated[str | float, word_or_positive("current", "floored")] = "current"
+    learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
     snapshot: Literal["device", "cpu"] = "device"
 
-    @property
-    def needs_moments(self) -> bool:
-        """Momentum-free steps need Adam's second moments."""
-        return self.state == "momentum-free"
-
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        """Return a `Prober`."""
         from mixfluence.influence.probe import Prober
 
         return Prober(learner, self, metric, reptile)
@@ -183,7 +173,6 @@ class Probe(Measurement):
         return own * steps * batch + (own + 1) * dev * FORWARD
 
     def memory(self, reptile: Reptile | None) -> float:
-        """The snapshot, unless it is on the CPU, and the running sum of displacements."""
         snapshot = 0.0 if self.snapshot == "cpu" else 3.0 if self.state == "inherited" else 1.0
         return snapshot + (1.0 if reptile else 0.0)
 
@@ -198,7 +187,6 @@ class Alignment(Measurement):
     Attributes:
         preconditioned: Divide a dataset's gradient by the root of Adam's second moments, as its step would be. A
             parameter without moments is divided as in Adam's first step.
-        lookahead: Take the targets' gradients after one real step on the dataset (DDS), not before.
     """
 
     alone = False
@@ -206,15 +194,8 @@ class Alignment(Measurement):
     score: ClassVar[Literal["cosine", "projection"]] = "cosine"
     aggregate: Literal["mean"] = "mean"
     preconditioned: bool = False
-    lookahead: bool = False
-
-    @property
-    def needs_moments(self) -> bool:
-        """Preconditioning needs Adam's second moments."""
-        return self.preconditioned
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        """Return an `Aligner`."""
         from mixfluence.influence.alignment import Aligner
 
         if reptile is not None:
@@ -222,12 +203,10 @@ class Alignment(Measurement):
         return Aligner(learner, self, metric)
 
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
-        """A gradient of every dataset and target; with lookahead, the targets' anew for each dataset."""
-        return datasets * (batch + dev) + dev * FORWARD if self.lookahead else datasets * batch + dev
+        return datasets * batch + dev
 
     def memory(self, reptile: Reptile | None) -> float:
-        """One direction, and with lookahead the snapshot."""
-        return 4.0 if self.lookahead else 1.0
+        return 1.0
 
 
 class Projection(Alignment):

@@ -19,7 +19,8 @@ from mixfluence.errors import RecipeError
 class Snapshot:
     """A copy of parameters and, optionally, of the state of an optimizer.
 
-    Restoring writes into the tensors in place, so that references to them stay valid.
+    Restoring writes into the tensors in place, so that references to them stay valid. `copies` are those of the given
+    tensors, in their order, and then those of the optimizer's.
 
     Args:
         tensors: Parameters and buffers.
@@ -30,28 +31,22 @@ class Snapshot:
     def __init__(self, tensors: Sequence[Tensor], optimizer: Optimizer | None = None, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
         self._optimizer = optimizer
-        self._count = len(tensors)
         self._live = list(tensors)
         self._values: dict[Tensor, dict[str, Any]] = {}
         for parameter, state in optimizer.state.items() if optimizer else ():
             self._live += [value for value in state.values() if isinstance(value, Tensor)]
             self._values[parameter] = dict(state)
-        self._kept = [self._copy(tensor) for tensor in self._live]
+        self.copies = [self._copy(tensor) for tensor in self._live]
         self._pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for live, kept in zip(self._live, self._kept, strict=True):
+        for live, kept in zip(self._live, self.copies, strict=True):
             # Grouped by device and type: torch copies mixed lists one by one, with a kernel for each tensor.
             for tensors, tensor in zip(self._pairs[live.device, live.dtype], (live, kept), strict=True):
                 tensors.append(tensor)
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """The copies of the given tensors."""
-        return self._kept[: self._count]
-
-    @property
     def bytes(self) -> int:
         """Size of the copies that are on the same device as their originals."""
-        return sum(k.nbytes for k, live in zip(self._kept, self._live, strict=True) if k.device == live.device)
+        return sum(k.nbytes for k, live in zip(self.copies, self._live, strict=True) if k.device == live.device)
 
     def restore(self) -> None:
         """Write everything back."""
@@ -107,7 +102,7 @@ def preserve_rng_and_modes(modules: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def explain_out_of_memory(section: str, remedy: str) -> Iterator[None]:
+def explain_out_of_memory(section: str, remedy: str = "") -> Iterator[None]:
     """Turn an out-of-memory error into one that names the recipe keys to lower, in a section, or another remedy.
 
     There is no retry with a smaller batch: it has fewer negatives and would measure something else.
@@ -116,4 +111,4 @@ def explain_out_of_memory(section: str, remedy: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         sizes = f"{section}.batch_size or {section}.dev_batch_size"
-        raise RecipeError(f"out of memory while measuring datasets: lower {sizes}, or {remedy}") from error
+        raise RecipeError(f"out of memory while measuring datasets: lower {sizes}{remedy}") from error

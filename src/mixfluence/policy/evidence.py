@@ -22,25 +22,26 @@ MOST_DEVIATIONS = 2.0
 class Reward:
     """The measurements of one round, relative to their mean.
 
+    Arrays have one value per measured dataset, or one row per dataset and one column per target.
+
     Attributes:
         probed: Which datasets were measured, as positions in the mixture.
         contrasts: Each one's value minus their mean.
-        spread: Standard deviation of the contrasts; 0 if all values are equal.
+        spread: Standard deviation of the contrasts, of each column; 0 if all values are equal.
         trust: The share of each contrast that dev noise does not explain.
         gate: How consistent the rounds of the run have been so far, from 0 (not at all) to 1 (beyond doubt).
     """
 
     probed: NDArray[np.int64]
     contrasts: Vector
-    spread: float
+    spread: Vector
     trust: Vector
     gate: float = 1.0
 
     def standardised(self) -> Vector:
         """Return the contrasts in units of their spread, bounded; zero if all values are equal."""
-        if not self.spread:
-            return np.zeros_like(self.contrasts)
-        return np.clip(self.contrasts / self.spread, -MOST_DEVIATIONS, MOST_DEVIATIONS)
+        scaled = np.divide(self.contrasts, self.spread, out=np.zeros_like(self.contrasts), where=self.spread > 0)
+        return np.clip(scaled, -MOST_DEVIATIONS, MOST_DEVIATIONS)
 
 
 class Evidence:
@@ -55,18 +56,24 @@ class Evidence:
     def __init__(self, *, shrink: bool = True, gate: bool = True) -> None:
         self.shrink = shrink
         self.gate = gate
-        self._last: dict[int, float] = {}
+        self._last: dict[int, list[float]] = {}
         self._agreed, self._comparisons = 0.0, 0.0
 
     def judge(self, probed: NDArray[np.int64], values: Vector, errors: Vector) -> Reward:
-        """Return the reward of a round; `errors` are the standard errors of each value's difference from the mean."""
-        contrasts = values - values.mean()
-        spread = float(contrasts.std())
-        if spread <= ROUNDING * np.abs(values).max(initial=0.0):
-            return Reward(probed, np.zeros_like(values), 0.0, np.zeros_like(values), self._openness())
-        self._compare_with_last(dict(zip(probed.tolist(), (contrasts / spread).tolist(), strict=True)))
+        """Return the reward of a round; `errors` are the standard errors of each value's difference from the mean.
+
+        Values and errors have one entry per measured dataset, or a row per dataset and a column per target. Columns
+        are judged one by one and share the gate.
+        """
+        contrasts = values - values.mean(axis=0)
+        spread = contrasts.std(axis=0)
+        spread = np.where(spread <= ROUNDING * np.abs(values).max(axis=0, initial=0.0), 0.0, spread)
+        contrasts = np.where(spread > 0, contrasts, 0.0)
+        if spread.any():
+            scaled = np.divide(contrasts, spread, out=np.zeros_like(contrasts), where=spread > 0)
+            self._compare_with_last(dict(zip(probed.tolist(), scaled.reshape(len(probed), -1).tolist(), strict=True)))
         trust = _signal_share(contrasts, errors) if self.shrink else np.ones_like(contrasts)
-        return Reward(probed, contrasts, spread, trust, self._openness())
+        return Reward(probed, contrasts, spread, np.where(spread > 0, trust, 0.0), self._openness())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last round and how well rounds have agreed, as JSON values."""
@@ -74,7 +81,7 @@ class Evidence:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._last = {int(dataset): value for dataset, value in state["last"]}
+        self._last = {int(dataset): values for dataset, values in state["last"]}
         self._agreed, self._comparisons = state["agreed"], state["comparisons"]
 
     def _openness(self) -> float:
@@ -86,17 +93,20 @@ class Evidence:
         # standard deviations.
         return min(1.0, max(0.0, self._agreed / math.sqrt(self._comparisons) / 2))
 
-    def _compare_with_last(self, now: dict[int, float]) -> None:
+    def _compare_with_last(self, now: dict[int, list[float]]) -> None:
         both = sorted(now.keys() & self._last.keys())
         before, after = (np.array([values[dataset] for dataset in both]) for values in (self._last, now))
         self._last.update(now)
-        if len(both) > 1 and before.std() and after.std():
-            self._agreed += (len(both) - 1) * float(np.corrcoef(before, after)[0, 1])
-            self._comparisons += len(both) - 1
+        if len(both) < 2:
+            return
+        for first, second in zip(before.T, after.T, strict=True):
+            if first.std() and second.std():
+                self._agreed += (len(both) - 1) * float(np.corrcoef(first, second)[0, 1])
+                self._comparisons += len(both) - 1
 
 
 def _signal_share(contrasts: Vector, errors: Vector) -> Vector:
-    """Return the share of each contrast that is signal: var(signal) / (var(signal) + error^2)."""
+    """Return the share of each contrast that is signal: var(signal) / (var(signal) + error^2), in each column."""
     noise = errors**2
-    signal = max(0.0, float(np.mean(contrasts**2) - noise.mean()))
-    return signal / (signal + noise) if signal else np.zeros_like(contrasts)
+    signal = np.maximum(0.0, np.mean(contrasts**2, axis=0) - noise.mean(axis=0))
+    return np.asarray(np.divide(signal, signal + noise, out=np.zeros_like(contrasts), where=signal > 0))

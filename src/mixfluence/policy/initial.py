@@ -47,7 +47,6 @@ class Temperature(Initial):
         def __init__(self, temperature: float = 1.0) -> None: ...
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Return log(size) / temperature, shifted so that the largest is 0."""
         sizes_log = np.log(np.fromiter(sizes.values(), dtype=np.float64))
         with np.errstate(over="ignore"):  # minus infinity: near a temperature of 0 only the largest is drawn
             return np.asarray((sizes_log - sizes_log.max()) / self.temperature)
@@ -55,7 +54,7 @@ class Temperature(Initial):
     @property
     def label(self) -> str:
         """The temperature."""
-        return f"τ={temperature_label(self.temperature)}"
+        return "uniform" if math.isinf(self.temperature) else f"τ={temperature_label(self.temperature)}"
 
 
 class Weights(Initial):
@@ -78,7 +77,6 @@ class Weights(Initial):
         return self
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Return the logarithm of each weight, minus infinity for a weight of zero."""
         for name in self.weights:
             if name not in sizes:
                 hint = "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, sizes, n=1))
@@ -90,7 +88,6 @@ class Weights(Initial):
 
     @property
     def label(self) -> str:
-        """The same for all weights."""
         return "given weights"
 
 
@@ -100,12 +97,10 @@ class WeightsFile(Initial):
     file: PathLike
 
     def logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Read the file and return the logarithm of each weight."""
         return Weights(read_weights(self.file)).logits(sizes)
 
     @property
     def label(self) -> str:
-        """The name of the file."""
         return f"from {self.file.name}"
 
 

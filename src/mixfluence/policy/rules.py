@@ -1,14 +1,14 @@
 """Update rules: how rewards move logits.
 
-A rule changes only the logits of the datasets that were measured. Rewards are relative to their mean, so adding a
-constant to every influence changes nothing.
+The rules of this module change only the logits of the datasets that were measured; `fair` has one for several targets.
+Rewards are relative to their mean, so adding a constant to every influence changes nothing.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from mixfluence.schema import Fraction, Positive, Section
 
 
 class Rule(Section):
-    """Moves logits by rewards. Add one by a subclass and a line in `RULES`."""
+    """Moves logits by rewards. Add one by a subclass and a line in `RULES`, in `policy/__init__.py`."""
 
+    # Whether rewards have a column per target; otherwise targets are combined into one number before.
+    by_target: ClassVar[bool] = False
     name: str = ""
 
     def start(self, logits: Vector) -> None:
@@ -52,19 +54,19 @@ class PolicyGradient(Rule):
         step: Step size. The paper gives none; 0.02 with Adam suits its 139 updates, a short run needs more.
         optimizer: Adam, whose step does not depend on the scale of influences and hardly on their trust, or plain
             gradient ascent.
+        betas: Decay of Adam's two moments.
     """
 
     name: Literal["gradient"] = "gradient"
     step: Positive = 0.02
     optimizer: Literal["adam", "sgd"] = "adam"
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2, default=[0.9, 0.999])]
 
     def start(self, logits: Vector) -> None:
-        """Reset Adam's moments."""
-        self._adam = Adam(len(logits))
+        self._adam = Adam(len(logits), self.betas)
         self._state = self._adam.state
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Take one step uphill."""
         believed = reward.gate * reward.trust * reward.contrasts
         if not believed.any():
             return logits
@@ -77,58 +79,11 @@ class PolicyGradient(Rule):
         return moved
 
 
-class Mirror(Rule):
-    """Add the standardised influence to the logit: an exponentiated-gradient step of fixed size.
-
-    Rewards add up without bound, so a dataset that is slightly better in every round ends with all the probability.
-    It leaves a bad start faster than `Anchored`, and noise misleads it more easily.
-
-    Attributes:
-        step: Change of a logit per standard deviation of influence.
-    """
-
-    name: Literal["mirror"] = "mirror"
-    step: Positive = 0.3
-
-    def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Add the rewards."""
-        moved = logits.copy()
-        moved[reward.probed] += self.step * reward.gate * reward.trust * reward.standardised()
-        return moved
-
-
-class Matching(Rule):
-    """Move the probabilities towards the shares of the positive rewards, as MultiDDS does with its own.
-
-    Rewards are relative to their mean: with raw ones, what all datasets have in common would pull towards uniform.
-    The total probability of the measured datasets does not change.
-
-    Attributes:
-        step: Part of the way to go at each update, between 0 and 1.
-    """
-
-    name: Literal["matching"] = "matching"
-    step: Annotated[float, Field(gt=0, lt=1)] = 0.1
-
-    def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Go part of the way to the shares of the rewards."""
-        positive = np.maximum(reward.trust * reward.contrasts, 0.0)
-        if not reward.gate or not positive.any():
-            return logits
-        before = logits[reward.probed]
-        step = self.step * reward.gate * float(reward.trust.mean())
-        with np.errstate(divide="ignore"):
-            target = np.log(positive / positive.sum()) + np.logaddexp.reduce(before)
-            moved = logits.copy()
-            moved[reward.probed] = np.logaddexp(np.log1p(-step) + before, np.log(step) + target)
-        return moved
-
-
 class Anchored(Rule):
     """Keep the logits at the start plus a multiple of the running mean of standardised influence.
 
     A round counts by its trust, so a noisy one changes little. While the gate is closed the logits stay at the start,
-    and they never move further than 2 x `reach` from it. Prefer `Mirror` when the start is known to be far off.
+    and they never move further than 2 x `reach` from it.
 
     Attributes:
         reach: Change of a logit per standard deviation of mean influence.
@@ -140,12 +95,10 @@ class Anchored(Rule):
     memory: Fraction = 0.9
 
     def start(self, logits: Vector) -> None:
-        """Remember the initial logits and forget all rounds."""
         self._start = logits.copy()
         self._state = {"total": np.zeros_like(logits), "weight": np.zeros_like(logits)}
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
-        """Update the means and go to the start plus `reach` times them."""
         if not reward.trust.any():
             return logits
         probed, total, weight = reward.probed, *self._state.values()
@@ -154,28 +107,22 @@ class Anchored(Rule):
         total[probed] = kept * total[probed] + reward.trust * reward.standardised()
         weight[probed] = kept * weight[probed] + reward.trust
         moved = logits.copy()
-        mean = total[probed] / (_START_WEIGHT + weight[probed])
+        mean = total[probed] / (START_WEIGHT + weight[probed])
         moved[probed] = self._start[probed] + self.reach * reward.gate * mean
         return moved
 
 
-# Weight of the start in `Anchored`, in fully trusted rounds.
-_START_WEIGHT = 0.25
-# Names as recipes spell them.
-RULES: dict[str, type[Rule]] = {
-    "gradient": PolicyGradient,
-    "mirror": Mirror,
-    "matching": Matching,
-    "anchored": Anchored,
-}
+# Weight of the start in a running mean of rounds, in fully trusted rounds.
+START_WEIGHT = 0.25
 
 
 class Adam:
     """Adam for a few numbers, of which only some are measured at a time; the others keep their moments and counts."""
 
-    _decay, _decay_squares, _epsilon = 0.9, 0.999, 1e-12
+    _epsilon = 1e-12
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, betas: Sequence[float] = (0.9, 0.999)) -> None:
+        self._decay, self._decay_squares = betas
         self.state = {name: np.zeros(size) for name in ("count", "mean", "square")}
 
     def direction(self, gradient: Vector, measured: NDArray[np.int64]) -> Vector:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -12,9 +14,11 @@ import numpy as np
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import significance
 from mixfluence.evaluation.significance import ROUNDS, Vector
+from mixfluence.report.curves import step_equivalents
 from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
+REFERENCES = ("zero-shot", "bm25", "fusion")
 TestName = Literal["t", "randomisation"]
 TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
@@ -44,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Paired tests between two groups, given by their positions: of the average over test sets, and of each."""
+    """Paired tests between two rows, given by their positions: of the average over test sets, and of each."""
 
     first: int
     second: int
@@ -69,6 +73,11 @@ class Comparison:
     averaged: tuple[str, ...]
     notes: tuple[str, ...]
     contrast: Contrast | None = None
+
+    @cached_property
+    def rows(self) -> tuple[Group, ...]:
+        """The groups, then the references of their runs: zero-shot, BM25, and the fusion of BM25 with each group."""
+        return *self.groups, *_references(self.groups)
 
     @property
     def on_gpu(self) -> bool:
@@ -97,6 +106,10 @@ class Comparison:
         hours = group.hours(self.on_gpu)
         return sum(hours.values()) if hours else None
 
+    def steps(self, group: Group) -> float | None:
+        """Return the mean work of a run in training steps; None if nothing was trained or it has not finished."""
+        return fmean(map(step_equivalents, group.runs)) if group.hours(self.on_gpu) else None
+
     def relative_cost(self, group: Group) -> float | None:
         """Return the cost divided by that of the static group; None if either is missing."""
         own, base = self.cost(group), self.cost(self.static) if self.static else None
@@ -120,8 +133,10 @@ def compare(
     groups = tuple(group_by_seed(runs))
     tests = _same_tests(groups)
     found = Comparison(measure, groups, tests, tests, tuple(_differences(groups)))
-    pair = _pair(found, between)
-    return replace(found, contrast=_contrast(found, pair, test, bootstrap)) if pair else found
+    if not (pair := _pair(found, between)):
+        return found
+    scores = [[_per_query(found.rows[place], name, measure) for name in tests] for place in pair]
+    return replace(found, contrast=_contrast(tests, pair, scores, test, bootstrap))
 
 
 def overview(runs: Sequence[Run]) -> Comparison:
@@ -144,13 +159,15 @@ def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int,
     """Return the positions of the groups to test."""
     groups = comparison.groups
     if between is not None:
-        first, second = (_position(groups, word) for word in between)
+        if not comparison.tests:
+            raise RecipeError("--between: the runs have no test results")
+        first, second = (_position(comparison.rows, word) for word in between)
         if first == second:
             raise RecipeError(f"--between {between[0]} {between[1]}: both are row {first + 1}, expected two rows")
         return first, second
     means = [score.mean for group in groups if (score := comparison.average(group))]
-    best = sorted(range(len(groups)), key=lambda place: -means[place])
-    return (best[0], best[1]) if len(groups) > 1 else None
+    best = sorted(range(len(means)), key=lambda place: -means[place])
+    return (best[0], best[1]) if len(best) > 1 else None
 
 
 def _position(groups: Sequence[Group], word: str) -> int:
@@ -164,21 +181,44 @@ def _position(groups: Sequence[Group], word: str) -> int:
     raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
 
 
-def _contrast(comparison: Comparison, pair: tuple[int, int], test: TestName, bootstrap: bool) -> Contrast:
-    """Test the per-query scores of two groups, paired by query, each score the mean over the group's seeds."""
+def _contrast(
+    names: Sequence[str], pair: tuple[int, int], scores: Sequence[Sequence[Vector]], test: TestName, bootstrap: bool
+) -> Contrast:
+    """Test the scores of two rows by test set and query, paired by query."""
 
     def difference(values: Sequence[Vector], p: float, p_holm: float) -> Difference:
         interval = significance.bootstrap_interval(values) if bootstrap else None
         return Difference(sum(map(len, values)), significance.average_difference(values), p, p_holm, interval)
 
-    first, second = (comparison.groups[place] for place in pair)
-    names, measure = comparison.tests, comparison.measure
-    found = [_per_query(first, name, measure) - _per_query(second, name, measure) for name in names]
+    found = [first - second for first, second in zip(*scores, strict=True)]
     p_values = [TESTS[test]([values]) for values in found]
     by_test = zip(names, found, p_values, significance.holm(p_values), strict=True)
     results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
     p = TESTS[test](found)
     return Contrast(*pair, test, difference(found, p, p), results)
+
+
+def all_contrasts(comparison: Comparison) -> dict[int, dict[int, Contrast]]:
+    """Return t-tests of rows against each row as baseline, where both have the same queries of all averaged sets."""
+    names, measure = comparison.averaged, comparison.measure
+    queries: dict[int, set[tuple[int, ...]]] = {}
+    for place, row in enumerate(comparison.rows):
+        if names and comparison.average(row):
+            tables = [[run.scores[name].per_query for name in names] for run in row.runs]
+            queries[place] = {tuple(hash(frozenset(own)) for own in table) for table in tables}
+    scores = {
+        place: [_per_query(comparison.rows[place], name, measure) for name in names]
+        for place, own in queries.items()
+        if len(own) == 1
+    }
+    return {
+        base: {
+            place: _contrast(names, (place, base), (scores[place], scores[base]), "t", bootstrap=False)
+            for place in scores
+            if place != base and queries[place] == queries[base]
+        }
+        for base in scores
+    }
 
 
 def _per_query(group: Group, dataset: str, measure: str) -> Vector:
@@ -193,8 +233,8 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
     """Return the test sets of the runs; an error if a run has none, or two runs differ in them."""
     runs = list(labelled(groups))
     for name, run in runs:
-        if not run.scores:
-            raise DataError(f"{name}: the run has {'no test results' if run.finished else 'not finished'}")
+        if not run.finished:
+            raise DataError(f"{name}: the run has not finished")
     (first, run), *others = runs
     for name, other in others:
         both = f"{first} and {name} cannot be compared"
@@ -204,6 +244,28 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
             if _changed(test, [run, other]) or scores.per_query.keys() != other.scores[test].per_query.keys():
                 raise DataError(f"{both}: queries, passages or judgements of {test} differ")
     return tuple(run.scores)
+
+
+def _references(groups: Sequence[Group]) -> list[Group]:
+    """Return the references that runs were tested with, each once, except those that are groups themselves."""
+    given = {run.untrained for _, run in labelled(groups)}
+    found: dict[str, Group] = {}
+    for group in groups:
+        for name in group.runs[0].references.keys() - given:
+            label = {"zero-shot": f"zero-shot {group.recipe.model.name}", "bm25": "BM25"}.get(name)
+            if label:
+                found.setdefault(label, Group((label,), (_reference(group.runs[0], name),)))
+            elif all(name in run.references for run in group.runs):
+                labels = tuple(f"{own} + BM25" for own in group.labels)
+                found[labels[0]] = Group(labels, tuple(_reference(run, name) for run in group.runs))
+    return sorted(found.values(), key=lambda group: REFERENCES.index(group.runs[0].untrained or ""))
+
+
+def _reference(run: Run, name: str) -> Run:
+    scores = run.references[name]
+    summaries = {test: found.summary() for test, found in scores.items()}
+    record = {"kind": "test", "reference": name, "scores": summaries, "tests": run.record["tests"]}
+    return Run(run.path, run.recipe, record, scores=scores)
 
 
 def _differences(groups: Sequence[Group]) -> Iterator[str]:

@@ -1,17 +1,23 @@
-"""Series over steps from the trace of a run."""
+"""Numbers from the trace of a run: series over steps, the matrix of influences, the work in training steps."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from mixfluence.runs import CHECKPOINTS_FOLDER, MEASURE, Run, TraceLine
+from mixfluence.influence.settings import FORWARD
+from mixfluence.runs import MEASURE, Run, TraceLine, checkpoint_files
+from mixfluence.strategies import FINAL
 
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
 MOST_DATASETS = 32
 MOST_POINTS = 150
+# Rounds that the matrix of influences is averaged over.
+LAST_ROUNDS = 10
+NATS = ("info-nce", "info-nce-hard", "distillation", "training-loss")
 Item = TypeVar("Item")
 Points = list[tuple[int, float]]
 States = list[tuple[int, Mapping[str, float | None]]]
@@ -89,8 +95,7 @@ def dev_evals(run: Run) -> dict[str, Points]:
 
     The trainer library logs them in its newest checkpoint; a run without checkpoints has none.
     """
-    states = (run.path / CHECKPOINTS_FOLDER).glob("checkpoint-*/trainer_state.json")
-    for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
+    for path in reversed(checkpoint_files(run.path, "trainer_state.json")):
         try:
             history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
         except (ValueError, KeyError):
@@ -101,3 +106,59 @@ def dev_evals(run: Run) -> dict[str, Points]:
         found = {name: [(log["step"], 100 * log[key]) for log in history if key in log] for name, key in keys.items()}
         return {name: points for name, points in found.items() if points}
     return {}
+
+
+def matrix(trace: Sequence[TraceLine]) -> dict[str, dict[str, tuple[float, float | None]]]:
+    """Return dataset -> target -> mean influence over the last rounds, and its standard error if there are several."""
+    rounds = [update["on_targets"] for line in trace if (update := line.get("update", {})).get("on_targets")]
+    values: dict[str, dict[str, list[float]]] = {}
+    for on_targets in rounds[-LAST_ROUNDS:]:
+        for target, own in on_targets.items():
+            for dataset, value in own.items():
+                values.setdefault(dataset, {}).setdefault(target, []).append(value)
+    return {
+        dataset: {
+            target: (fmean(found), stdev(found) / len(found) ** 0.5 if len(found) > 1 else None)
+            for target, found in own.items()
+        }
+        for dataset, own in values.items()
+    }
+
+
+def influence_unit(run: Run) -> str:
+    """Return what influences of a run measure."""
+    probing = run.recipe.strategy.probing
+    if probing is None:
+        return "influence"
+    method = probing.method
+    if score := getattr(method, "score", None):
+        return f"{score} of gradients"
+    metric = method.metric if isinstance(method.metric, str) else "metric"
+    relative = "" if getattr(method, "aggregate", "mean") == "mean" else "relative "
+    unit = ", nats" if metric in NATS and not relative else ""
+    return f"{relative}improvement of dev {metric}{unit}"
+
+
+def step_equivalents(run: Run) -> float:
+    """Return the work of a run in training steps, which does not depend on how busy its machine was.
+
+    A forward pass is a third of a step, as in `mixfluence plan`; rounds of probes are counted as the trace has them.
+    """
+    training, probing = run.recipe.training, run.recipe.strategy.probing
+    rows = training.batch_size * training.gradient_accumulation
+    spent, hours = (sum(run.record.get(unit, {}).values()) for unit in ("seconds", "gpu_hours"))
+    processes = max(1, round(3600 * hours / spent)) if spent else 1
+    traces, work = {**run.stages, FINAL: run.trace}, 0.0
+    for stage in run.recipe.strategy.stages(run.recipe):
+        trace = traces.get(stage.name) or [{"step": 0}]
+        work += trace[-1]["step"] * (1 + FORWARD if stage.against else 1)
+        for update in (line["update"] for line in trace if probing and "update" in line):
+            assert probing is not None
+            dev = sum(update.get("rows", {}).values()) / rows
+            measured = len(next(iter(update.get("on_targets", {}).values()), {})) + len(update.get("failed", []))
+            batch = (probing.method.batch_size or training.batch_size) / rows
+            cost = probing.method.round_cost(measured, batch, probing.steps, dev, processes)
+            work += cost if measured else dev * FORWARD
+    if run.recipe.strategy.clusters:
+        work += sum(facts["rows"] for facts in run.record["datasets"].values()) / rows * FORWARD
+    return work

@@ -16,7 +16,11 @@ from mixfluence.runs import PARTS, Run
 
 COLOURS, DASHES = 7, ("solid", "dash", "dot", "dashdot", "longdash")
 INK = "--ink"
-LONGEST_NAME = 40
+LONGEST_NAME, MOST_MARKERS = 40, 40
+# A heat map with more cells has numbers only where the reader points.
+MOST_TEXTS = 120
+# Of more stages, such as experts or proxies, only the last is drawn.
+MOST_STAGES = 4
 Trace = dict[str, Any]
 
 
@@ -63,7 +67,9 @@ def _charts_of_groups(comparison: Comparison) -> Iterator[Chart]:
 
 def charts_of_run(run: Run) -> Iterator[Chart]:
     """Yield the charts of one run, stage by stage; a chart without data is left out."""
-    traces = {**run.stages, "final" if run.stages else "": run.trace}
+    stages = run.stages if len(run.stages) <= MOST_STAGES else {}
+    traces = {**stages, "final" if run.stages else "": run.trace}
+    unit = curves.influence_unit(run)
     losses: dict[str, Points] = {}
     dev: dict[str, Points] = {}
     for stage, trace in traces.items():
@@ -78,7 +84,8 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
         by_target = {target: by_dataset(values, shown, others=False) for target, values in measured}
         errors = {line["step"]: line["update"].get("error") or {} for line in trace if "update" in line}
         title = f"{prefix}influence on dev sets, ± 1.96 standard errors where known"
-        yield from _lines(title, by_target, "improvement of the dev metric", errors=errors)
+        yield from _lines(title, by_target, unit, errors=errors)
+        yield from _matrix(prefix, curves.matrix(trace), unit)
         losses[stage or "loss"] = curves.losses(trace)
         for line in trace:
             for target, value in (line.get("update", {}).get("dev") or {}).items():
@@ -112,16 +119,48 @@ def _lines(
         for number, (name, points) in enumerate(series.items()):
             shown = thin(points)
             trace = _trace(name, [step for step, _ in shown], [value for _, value in shown], number)
-            trace["line"] |= {"shape": shape, "color": INK} if ink else {"shape": shape}
+            trace["line"]["shape"] = shape
+            if ink:
+                trace["line"]["color"] = trace["marker"]["color"] = INK
             if errors and place == 0:
                 known = [1.96 * (errors.get(step, {}).get(name) or 0.0) for step, _ in shown]
                 trace["error_y"] = {"array": list(map(_rounded, known)), "thickness": 0.7, "width": 0}
-            traces.append(trace | {"visible": place == 0})
+            mode = "lines" if len(shown) > MOST_MARKERS else "lines+markers"
+            traces.append(trace | {"visible": place == 0, "mode": mode})
     layout = _axes("step", unit)
+    layout["yaxis"]["rangemode"] = "tozero" if unit == "probability" else "normal"
     if len(views) > 1:
         layout["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}]
     if traces:
-        yield Chart(title[0].upper() + title[1:], traces, layout)
+        yield Chart(_title(title), traces, layout)
+
+
+def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | None]]], unit: str) -> Iterator[Chart]:
+    """Yield a heat map of the influence of datasets on targets, unless nothing was measured."""
+    targets = list(dict.fromkeys(target for own in found.values() for target in own))
+    values = [[own[target][0] if target in own else None for target in targets] for own in found.values()]
+    if not values:
+        return
+    texts = [["" if target not in own else with_error(*own[target]) for target in targets] for own in found.values()]
+    largest = max(abs(value) for row in values for value in row if value is not None)
+    heat: Trace = {
+        "type": "heatmap",
+        "z": values,
+        "text": texts,
+        "hovertemplate": "%{y} → %{x}: %{text}<extra></extra>",
+    }
+    heat |= {"x": list(map(_text, targets)), "y": list(map(_text, found)), "zmin": -largest, "zmax": largest}
+    if len(targets) * len(found) <= MOST_TEXTS:
+        heat["texttemplate"] = "%{text}"
+    heat["colorscale"] = [[0, "--c1"], [0.5, "--page"], [1, "--c0"]]
+    layout = _axes("dev set", "dataset") | {"height": 230 + 24 * len(found)}
+    layout["yaxis"]["autorange"] = "reversed"
+    yield Chart(_title(f"{prefix}what helps whom: {unit}, mean of the last rounds"), [heat], layout)
+
+
+def with_error(value: float, error: float | None) -> str:
+    """Return a value with its error, if that is known."""
+    return f"{value:+.2g}" if error is None else f"{value:+.2g} ± {error:.1g}"
 
 
 def _bars(title: str, parts: Mapping[str, Mapping[str, float]], unit: str) -> Chart:
@@ -147,6 +186,10 @@ def _trace(name: str, x: Sequence[float], y: Sequence[float], number: int) -> Tr
 
 def _axes(x: str, y: str) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+
+
+def _title(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _rounded(value: float) -> float:

@@ -18,10 +18,10 @@ from string import Template
 from mixfluence.errors import DataError
 from mixfluence.evaluation.dev_queries import DevQuery
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.report.compare import Comparison, labelled, overview
+from mixfluence.report.compare import Comparison, all_contrasts, labelled, overview
 from mixfluence.report.curves import final_weights
 from mixfluence.report.figures import Chart, charts_of_all, charts_of_run
-from mixfluence.report.summary import MISSING, make_notes, make_sheets, method_of, run_label
+from mixfluence.report.summary import MISSING, contrast_sheet, make_notes, make_sheets, method_of, run_label
 from mixfluence.report.tables import Sheet, html_table, numbers, words
 from mixfluence.runs import Group, Run
 
@@ -46,7 +46,7 @@ def render_page(runs: Sequence[Run]) -> str:
         title=escape(title if len(title) <= 80 else f"{len(runs)} runs"),
         style=style,
         links="".join(links),
-        tables="".join(map(_table, [*make_sheets(found), *_weights(found)])),
+        tables="".join(map(_table, make_sheets(found))) + _contrasts(found) + "".join(map(_table, _weights(found))),
         notes="".join(f"<li>{escape(note)}</li>" for note in make_notes(found)),
         charts=_figures(charts_of_all(found)),
         runs="".join(_section(number, group) for number, group in enumerate(found.groups)),
@@ -57,6 +57,21 @@ def render_page(runs: Sequence[Run]) -> str:
 
 def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _contrasts(found: Comparison) -> str:
+    """Return a table of differences for every row as baseline; the reader chooses one."""
+    sheets = {base: contrast_sheet(found, base, own) for base, own in all_contrasts(found).items() if own}
+    if not sheets:
+        return ""
+    first = next((place for place in sheets if found.rows[place] is found.static), next(iter(sheets)))
+    options, tables = "", ""
+    for place, sheet in sheets.items():
+        chosen = place == first
+        label = escape(found.rows[place].label)
+        options += f'<option value="{place}"{" selected" if chosen else ""}>{label}</option>'
+        tables += f'<div class="contrast" data-base="{place}"{"" if chosen else " hidden"}>{_table(sheet)}</div>'
+    return f'<p><label>Baseline <select id="baseline">{options}</select></label></p>{tables}'
 
 
 def _weights(found: Comparison) -> list[Sheet]:

@@ -15,8 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.display import duration, mixture_table
-from mixfluence.report.tables import measure_table
+from mixfluence.display import MOST_DATASETS, duration, largest, mixture_table, printable
+from mixfluence.report.curves import influence_unit, matrix
+from mixfluence.report.figures import with_error
+from mixfluence.report.tables import Screen, Sheet, measure_sheet, numbers, words
 from mixfluence.runs import Run, TraceLine, read_run
 from mixfluence.strategies import FINAL
 
@@ -44,6 +46,11 @@ class Status:
         """`finished`, `testing` once all steps are trained, or `training`."""
         trained = self.stage == FINAL and self.step >= self.stages[FINAL]
         return "finished" if self.run.finished else "testing" if trained else "training"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has finished, or has probably stopped."""
+        return self.run.finished or self.silent is not None
 
     @property
     def step(self) -> int:
@@ -86,8 +93,8 @@ def read_status(path: Path, now: float | None = None) -> Status:
     silent = (time.time() if now is None else now) - changed
     pauses = [after["seconds"] - before["seconds"] for before, after in pairwise(trace)]
     ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
-    manifests = (folder / runs.CHECKPOINTS_FOLDER).glob(f"checkpoint-*/{runs.MANIFEST_FILE}")
-    checkpoint = max((int(file.parent.name.rpartition("-")[2]) for file in manifests), default=None)
+    sealed = runs.checkpoint_files(folder, runs.MANIFEST_FILE)
+    checkpoint = int(sealed[-1].parent.name.rpartition("-")[2]) if sealed else None
     return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None)
 
 
@@ -98,17 +105,32 @@ def status_view(status: Status) -> Lines:
     facts.add_column(style="dim", no_wrap=True)
     tested = ("model", f"{run.untrained}, tested without training")
     for heading, text in [tested] if run.untrained else _facts(status):
-        facts.add_row(heading, Text(text))
+        facts.add_row(heading, Text(printable(text)))
     state = status.state if status.silent is None else f"probably stopped while {status.state}"
-    parts: list[RenderableType] = [Text(f"{run.recipe.name}: {run.recipe.strategy.name}, {state}", "bold"), "", facts]
+    title = printable(f"{run.recipe.name}: {run.recipe.strategy.name}, {state}")
+    parts: list[RenderableType] = [Text(title, "bold"), "", facts]
     if status.history:
         what = "mixture found" if status.found else "sampling probabilities"
         when = "" if run.finished else " so far" if status.found else " now"
         note = f", last influence from step {measured:,}" if measured else ""
         parts += [Text(f"\n{what}{when}, with history{note}", "dim"), mixture_table(status.history, influence)]
+    sheets = [_matrix_sheet(status)] if matrix(status.trace) else []
     if scores := run.record.get("scores"):
-        parts += [Text("\ntest scores x 100", "dim"), measure_table(scores)]
-    return Lines(*parts)
+        sheets.append(measure_sheet("test scores x 100", scores))
+    return Lines(*parts, "", Screen(sheets)) if sheets else Lines(*parts)
+
+
+def _matrix_sheet(status: Status) -> Sheet:
+    """Return the influence of the most likely datasets on each dev set."""
+    found = matrix(status.trace)
+    shown = [name for name in largest(status.history[-1], MOST_DATASETS) if name in found]
+    targets = dict.fromkeys(target for own in found.values() for target in own)
+    columns = [
+        numbers(target, [with_error(*found[name][target]) if target in found[name] else "" for name in shown])
+        for target in targets
+    ]
+    title = f"what helps whom: {influence_unit(status.run)}, mean of the last rounds"
+    return Sheet(title, (words("", shown), *columns), 1)
 
 
 def _facts(status: Status) -> Iterator[tuple[str, str]]:
@@ -125,8 +147,10 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
     if status.step:
         seconds, when = status.trace[-1]["seconds"], "in total" if run.finished else "so far"
         probing = sum(line["update"]["seconds"] for line in status.trace if "update" in line)
-        yield "pace", f"{(seconds - probing) / status.step:.3g} s per step, {duration(seconds)} {when}"
-        if 0 < probing < seconds:
+        # In a stage that merges models, a step is nothing but an evaluation.
+        own = seconds if any("merged" in line.get("update", {}) for line in status.trace) else seconds - probing
+        yield "pace", f"{own / status.step:.3g} s per step, {duration(seconds)} {when}"
+        if 0 < probing < seconds and own < seconds:
             yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
         if status.state == "training":
             yield "left", duration(status.left or 0.0)

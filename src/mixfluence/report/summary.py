@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
 
+from mixfluence.display import printable
 from mixfluence.report import tables
 from mixfluence.report.compare import LEVEL, TEST_TITLES, Comparison, Contrast, Difference
 from mixfluence.report.tables import Cell, Column, Sheet, numbers, words
@@ -20,23 +21,25 @@ FIRST, SECOND, SIGNIFICANT, MISSING = "†", "‡", "*", "-"
 
 def make_sheets(comparison: Comparison) -> list[Sheet]:
     """Return the tables of a comparison: scores, tests between two groups if there are any, and cost."""
-    places = [str(place + 1) for place in range(len(comparison.groups))]
-    keys = [words("#", places), words("run", list(map(run_label, comparison.groups)))]
+    places = [str(place + 1) for place in range(len(comparison.rows))]
+    keys = [words("#", places), words("run", list(map(run_label, comparison.rows)))]
     tests = [_test_sheet(comparison, comparison.contrast)] if comparison.contrast else []
-    return [_score_sheet(comparison, keys), *tests, *_cost_sheet(comparison, keys)]
+    return [_score_sheet(comparison, keys), *tests, *_cost_sheet(comparison)]
 
 
 def make_notes(comparison: Comparison) -> list[str]:
     """Return the sentences to print below the tables."""
     notes = list(_test_notes(comparison, comparison.contrast)) if comparison.contrast else []
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
-    if comparison.static and sum(group.recipe.strategy.baseline for group in comparison.groups) > 1:
-        notes.append(f"Cost is relative to {comparison.static.label}, the first of several static rows.")
+    notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
+    statics = [group for group in comparison.groups if group.recipe.strategy.baseline and comparison.cost(group)]
+    if len(statics) > 1:
+        notes.append(f"Cost is relative to {statics[0].label}, the first of several static rows.")
     return notes + [f"Not equal: {sentence}." for sentence in comparison.notes]
 
 
 def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
-    groups, tested = comparison.groups, comparison.contrast
+    groups, tested = comparison.rows, comparison.contrast
     samplers, starts = zip(*map(method_of, groups), strict=True)
     marks = {tested.first: FIRST, tested.second: SECOND} if tested else {}
     marked = tuple(Cell(sampler, mark=marks.get(place, "")) for place, sampler in enumerate(samplers))
@@ -88,24 +91,44 @@ def _test_sheet(comparison: Comparison, tested: Contrast) -> Sheet:
     if len(comparison.tests) > 1:
         # The average is one test and needs no correction.
         columns.append(numbers("p, Holm", ["", *(_p(result.p_holm) for result in results[1:])]))
-    first, second = (comparison.groups[place].label for place in (tested.first, tested.second))
+    first, second = (comparison.rows[place].label for place in (tested.first, tested.second))
     pair = f"{first} {FIRST} minus {second} {SECOND}"
     return Sheet(f"{pair}: {TEST_TITLES[tested.test]} on per-query scores", tuple(columns), 1)
 
 
-def _cost_sheet(comparison: Comparison, keys: Sequence[Column]) -> list[Sheet]:
-    """Return the cost by part; no table if nothing was trained."""
-    hours = [group.hours(comparison.on_gpu) for group in comparison.groups]
-    if not any(hours):
+def _cost_sheet(comparison: Comparison) -> list[Sheet]:
+    """Return the cost by part of everything that was trained; no table if nothing was."""
+    groups = {place: group for place, group in enumerate(comparison.groups, 1) if group.hours(comparison.on_gpu)}
+    if not groups:
         return []
     unit, factor = comparison.unit
-    amounts = {part: [factor * own.get(part, 0.0) for own in hours] for part in PARTS}
+    hours = [group.hours(comparison.on_gpu) for group in groups.values()]
+    amounts = {part: [factor * own[part] for own in hours] for part in PARTS}
     amounts = {part: own for part, own in amounts.items() if any(own)}
     amounts["total"] = [factor * sum(own.values()) for own in hours]
+    steps = [comparison.steps(group) or 0.0 for group in groups.values()]
     if comparison.static:
-        amounts["× static"] = [comparison.relative_cost(group) or 0.0 for group in comparison.groups]
+        amounts["× static"] = [comparison.relative_cost(group) or 0.0 for group in groups.values()]
+        amounts["steps × static"] = [own / (comparison.steps(comparison.static) or 1.0) for own in steps]
+    keys = words("#", list(map(str, groups))), words("run", [group.label for group in groups.values()])
     columns = [numbers(head, [f"{v:.2f}" if v else MISSING for v in own]) for head, own in amounts.items()]
+    columns.append(numbers("step-equivalents", [f"{own:,.0f}" for own in steps]))
     return [Sheet(f"Cost of a run in {unit}", (*keys, *columns), len(keys))]
+
+
+def contrast_sheet(comparison: Comparison, base: int, found: Mapping[int, Contrast]) -> Sheet:
+    """Return the differences of other rows to one, with p-values."""
+    labels = [comparison.rows[place].label for place in found]
+    heads = {name: [own.tests[name] for own in found.values()] for name in comparison.averaged}
+    if len(heads) > 1:
+        heads = {"average": [own.average for own in found.values()], **heads}
+    columns = [
+        Column(head, tuple(Cell(f"{_signed(own.difference)} ({_p(own.p_holm)})", own.significant) for own in results))
+        for head, results in heads.items()
+    ]
+    test = "p of a paired t-test, after Holm's correction over test sets"
+    title = f"Difference to {comparison.rows[base].label} ({test})"
+    return Sheet(title, (words("run", labels), *columns), 1)
 
 
 def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
@@ -114,7 +137,7 @@ def _test_notes(comparison: Comparison, tested: Contrast) -> Iterator[str]:
     yield f"{FIRST} and {SECOND} are the rows tested; {SIGNIFICANT} marks the better one where p < {LEVEL:g}{holm}."
     if count > 1:
         yield "The average is a single test in which all test sets have the same weight."
-    if any(len(comparison.groups[place].runs) > 1 for place in (tested.first, tested.second)):
+    if any(len(comparison.rows[place].runs) > 1 for place in (tested.first, tested.second)):
         yield "Each query's mean over seeds is tested: the result is valid for other queries, not for other seeds."
 
 
@@ -138,7 +161,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 def to_latex(comparison: Comparison) -> str:
     """Return tables for `booktabs`, with titles and notes as comments."""
-    notes = [f"% {tables.printable(note)}" for note in make_notes(comparison)]
+    notes = [f"% {printable(note)}" for note in make_notes(comparison)]
     return "\n".join([r"% \usepackage{booktabs}", *notes, *map(tables.latex_table, make_sheets(comparison))])
 
 
@@ -146,8 +169,12 @@ def to_csv(comparison: Comparison) -> str:
     """Return the rows of `to_json`, a line per group and a column per number, such as `tests.NAME.mean`."""
     import pandas
 
-    rows = [_group(comparison, group) for group in comparison.groups]
-    text: str = pandas.json_normalize(rows).to_csv(index=False)
+    def harmless(value: Any) -> Any:
+        # A spreadsheet would execute it.
+        return f"'{value}" if isinstance(value, str) and len(value) > 1 and value[0] in "=+-@\t\r" else value
+
+    rows = [_group(comparison, group) for group in comparison.rows]
+    text: str = pandas.json_normalize(rows).map(harmless).to_csv(index=False)
     return text
 
 
@@ -155,13 +182,13 @@ def to_json(comparison: Comparison) -> str:
     """Return everything a comparison holds with full precision, scores in points."""
     contrast = None
     if tested := comparison.contrast:
-        names = {role: comparison.groups[getattr(tested, role)].label for role in ("first", "second")}
+        names = {role: comparison.rows[getattr(tested, role)].label for role in ("first", "second")}
         contrast = asdict(tested) | names
     facts = {
         "measure": comparison.measure,
         "points": 100,
         "unit_of_cost": "GPU-hours" if comparison.on_gpu else "hours",
-        "rows": [_group(comparison, group) for group in comparison.groups],
+        "rows": [_group(comparison, group) for group in comparison.rows],
         "contrast": contrast,
         "differences": comparison.notes,
     }
@@ -174,6 +201,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
 
     sampler, start = method_of(group)
     cost = {"total": comparison.cost(group), "relative_to_static": comparison.relative_cost(group)}
+    cost["step_equivalents"] = comparison.steps(group)
     return {
         "name": group.label,
         "runs": [str(run.path) for run in group.runs],
@@ -209,7 +237,9 @@ def _p(value: float) -> str:
 
 def method_of(group: Group) -> tuple[str, str]:
     """Return sampler and start of a group; a model that was only tested has a name and no start."""
-    strategy = group.recipe.strategy
-    if name := group.runs[0].untrained:
+    strategy, name = group.recipe.strategy, group.runs[0].untrained
+    if name == "fusion":
+        return f"{strategy.label} + BM25", strategy.start_label
+    if name:
         return "BM25" if name == "bm25" else name, MISSING
     return strategy.label, strategy.start_label

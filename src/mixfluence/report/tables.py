@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +16,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from mixfluence.display import printable
 from mixfluence.evaluation.results import Evaluation
+from mixfluence.files import write_text
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,19 @@ def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = 
     return Screen([Sheet("", tuple(columns), 1)])
 
 
-def measure_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
+def measure_sheet(title: str, scores: Mapping[str, Mapping[str, float]]) -> Sheet:
     """Return scores of one system (test set -> measure) in points; measures that some sets lack are left out."""
     measures = [name for name in next(iter(scores.values())) if all(name in own for own in scores.values())]
     by_measure = {name: _with_average({test: own[name] for test, own in scores.items()}) for name in measures}
     columns = [numbers(name, [f"{100 * value:.1f}" for value in own.values()]) for name, own in by_measure.items()]
-    return _rich_table([words("", list(by_measure[measures[0]])), *columns])
+    return Sheet(title, (words("", list(by_measure[measures[0]])), *columns), 1)
+
+
+def add_to_card(card: Path, scores: Mapping[str, Evaluation]) -> None:
+    """Add the test scores of a model to its model card, if it has one."""
+    if scores and card.exists():
+        sheet = measure_sheet("Scores × 100", {test: own.summary() for test, own in scores.items()})
+        write_text(card, f"{card.read_text(encoding='utf-8').rstrip()}\n\n## Test scores\n\n{markdown_table(sheet)}")
 
 
 def _with_average(scores: Mapping[str, float]) -> dict[str, float]:
@@ -150,8 +160,11 @@ def markdown_table(sheet: Sheet) -> str:
 def html_table(sheet: Sheet) -> str:
     """Return a table as HTML with its title as caption."""
     heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
-    head = "".join(f'<th scope="col"><button>{text}</button></th>' for text in heads)
-    starts = ['<td class="number">' if column.numeric else "<td>" for column in sheet.columns]
+    kinds = [' class="number"' if column.numeric else "" for column in sheet.columns]
+    head = "".join(
+        f'<th scope="col"{kind}><button>{text}</button></th>' for kind, text in zip(kinds, heads, strict=True)
+    )
+    starts = [f"<td{kind}>" for kind in kinds]
     rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     caption = f"<caption>{html.escape(sheet.title)}</caption>"
@@ -166,11 +179,6 @@ def latex_table(sheet: Sheet) -> str:
     layout = "".join("r" if column.numeric else "l" for column in sheet.columns)
     table = pandas.DataFrame(lines, columns=heads).to_latex(index=False, escape=True, column_format=layout)
     return f"% {printable(sheet.title)}\n{table}"
-
-
-def printable(text: str) -> str:
-    """Return a text on one line without control characters, which a terminal would obey."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def markdown_text(text: str) -> str:

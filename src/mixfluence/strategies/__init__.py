@@ -1,16 +1,25 @@
-"""Samplers: one module per method, which holds its recipe keys, behaviour, stages and name."""
+"""Samplers: one module per method, which holds its recipe keys, behaviour, stages and name.
+
+docs/method-index.md lists where each differs from its paper, and why.
+"""
 
 from mixfluence.strategies.aioli import Aioli as Aioli
 from mixfluence.strategies.base import FINAL as FINAL
+from mixfluence.strategies.base import Scoring as Scoring
 from mixfluence.strategies.base import Stage as Stage
+from mixfluence.strategies.base import StageResult as StageResult
 from mixfluence.strategies.base import Strategy as Strategy
+from mixfluence.strategies.chameleon import Chameleon as Chameleon
 from mixfluence.strategies.cooldown import Cooldown as Cooldown
 from mixfluence.strategies.crisp import CRISP as CRISP
 from mixfluence.strategies.doge import DoGE as DoGE
 from mixfluence.strategies.doremi import DoReMi as DoReMi
 from mixfluence.strategies.group_dro import GroupDRO as GroupDRO
 from mixfluence.strategies.inf_dds import InfDDS as InfDDS
+from mixfluence.strategies.merge import Merge as Merge
 from mixfluence.strategies.multidds import MultiDDS as MultiDDS
+from mixfluence.strategies.odm import ODM as ODM
+from mixfluence.strategies.regmix import RegMix as RegMix
 from mixfluence.strategies.replay import Replay as Replay
 from mixfluence.strategies.static import Static as Static
 from mixfluence.strategies.target_only import TargetOnly as TargetOnly
@@ -25,8 +34,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "doge": DoGE,
     "doremi": DoReMi,
     "crisp": CRISP,
+    "chameleon": Chameleon,
     "tdro": TDRO,
     "aioli": Aioli,
+    "odm": ODM,
+    "merge": Merge,
+    "regmix": RegMix,
     "target-only": TargetOnly,
     "replay": Replay,
 }

@@ -14,7 +14,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.influence import Probe, Probing
 from mixfluence.policy import UNIFORM, InitialField, Vector, lift, softmax
 from mixfluence.policy.evidence import ROUNDING
-from mixfluence.schema import Count, Fraction, Positive, PositiveShare, Share, WholeNumber
+from mixfluence.schema import Count, Fraction, Positive, Share, WholeNumber
 from mixfluence.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ NONE = np.array([], np.int64)
 class Aioli(Strategy):
     """Measure influences in line (Chen et al., arXiv 2411.05735): every step of a measurement trains the model.
 
-    Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps, and the gain
-    of a block is the change of the dev sets over it. Where blocks draw other datasets too, a small linear system
-    corrects for that. Each dataset's share of the total influence is added to its logit.
+    Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps, and the
+    influence of a dataset is the change of the dev sets over its block. Its share of the total is added to its logit.
 
     Much cheaper than `InfDDS`, and less precise: a block starts from the model and the momentum that the previous one
     left, and datasets x block steps of every `update_every` steps are drawn evenly. Prefer `InfDDS` when there is time
@@ -43,8 +42,6 @@ class Aioli(Strategy):
         update_every: Steps from the start of a sweep to that of the next, more than a sweep takes.
         warmup_steps: Steps before the first sweep.
         block_steps: Steps of a block. With fewer, more of its gain is due to the momentum of the previous block.
-        focus: Probability of a block's dataset in its block; the others share the rest evenly. A batch holds one
-            dataset, so below 1 it is left to chance how often a block draws its own, and measurements are noisier.
         step: Change of a logit per share of the total influence.
         memory: None to add up the shares of all sweeps. With a number, logits are the start plus `step` times a moving
             mean of shares that keeps this part of itself; no ratio of weights then changes by more than exp(step).
@@ -61,7 +58,6 @@ class Aioli(Strategy):
     update_every: Count = 100
     warmup_steps: WholeNumber = 25
     block_steps: Count = 4
-    focus: PositiveShare = 1.0
     step: Positive = 0.3
     memory: Fraction | None = None
     probe: Probe = Field(default_factory=Probe)
@@ -86,15 +82,13 @@ class Aioli(Strategy):
         if tried * self.block_steps >= self.update_every:
             sweep = f"{tried * self.block_steps}, the steps of a sweep ({tried} datasets x {self.block_steps})"
             raise RecipeError(f"update_every must be above {sweep}, found {self.update_every}")
-        if tried > 1 and self.focus <= 1 / tried:
-            raise RecipeError(f"focus must be above {1 / tried:.3g} with {tried} datasets, found {self.focus}")
 
     def weights(self, progress: float = 0.0) -> Vector:
         """Return the learned distribution, or that of the current block during a sweep."""
         if not self._dev_evals:
             return self.outcome()
         weights = np.zeros(len(self._names))
-        weights[self._tried] = self._mixtures()[len(self._dev_evals) - 1]
+        weights[self._block()] = 1.0
         return weights
 
     def outcome(self) -> Vector:
@@ -102,7 +96,6 @@ class Aioli(Strategy):
         return lift(softmax(self._start + self.step * self._gains), self.floor)
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a sweep should start, or one of its blocks has ended."""
         since = step - self.warmup_steps
         if step == 0 or since < 0:
             return False
@@ -111,7 +104,6 @@ class Aioli(Strategy):
         return since % self.update_every == len(self._dev_evals) * self.block_steps
 
     def candidates(self) -> NDArray[np.int64]:
-        """Return none: only the dev sets are evaluated."""
         return NONE
 
     def update(self, influences: Influences) -> dict[str, Any]:
@@ -121,7 +113,7 @@ class Aioli(Strategy):
             return {"dropped": "a dev metric is not a number"}
         self._dev_evals.append(influences.base.tolist())
         if len(self._dev_evals) <= len(self._tried):
-            return {"block": self._names[self._tried[self._order()[len(self._dev_evals) - 1]]]}
+            return {"block": self._names[self._block()]}
         measured = self._measured(influences)
         values, _ = measured.combine(self.probe.aggregate)
         self._learn(_shares(values))
@@ -143,19 +135,16 @@ class Aioli(Strategy):
         order = np.random.default_rng(self._sweeps // 2).permutation(len(self._tried))
         return order[::-1] if self._sweeps % 2 else order
 
-    def _mixtures(self) -> Vector:
-        """Return the probability of each tried dataset in each block of the sweep, one row per block."""
-        one_hot = np.eye(len(self._tried))[self._order()]
-        if len(self._tried) == 1:
-            return one_hot
-        return self.focus * one_hot + (1 - self.focus) / (len(self._tried) - 1) * (1 - one_hot)
+    def _block(self) -> int:
+        """Return the dataset of the current block."""
+        return int(self._tried[self._order()[len(self._dev_evals) - 1]])
 
     def _measured(self, latest: Influences) -> Influences:
         """Return what a step on each dataset does for each target, from the evaluations of a sweep."""
         evals = np.array(self._dev_evals)
         gains = latest.sign * np.diff(evals, axis=0) / self.block_steps
-        on_targets = np.linalg.solve(self._mixtures(), gains)
-        return replace(latest, probed=self._tried, failed=NONE, base=evals[0], gains=list(on_targets.T[:, :, None]))
+        by_dataset = gains[np.argsort(self._order())]
+        return replace(latest, probed=self._tried, failed=NONE, base=evals[0], gains=list(by_dataset.T[:, :, None]))
 
     def _learn(self, shares: Vector) -> None:
         before = self._gains[self._tried]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import Influences
-    from mixfluence.recipe import Recipe
+    from mixfluence.recipe import ModelSection, Recipe
 
 FINAL = "final"
 
@@ -32,12 +33,35 @@ class Stage:
         steps: Training steps.
         strategy: Returns its sampler, given the mixture found by the stage or clustering before it.
         against: The stage whose model is the reference for the losses of this one; None for plain training.
+        scored: Whether its model is scored on the dev sets once it is trained; see `Strategy.scoring`.
+        merges: For the last one: its steps do not train. Each merges the models of the stages before it by other
+            weights and scores the result on the dev sets; see `Strategy.merge_weights`.
+        reuse: Folder of the same stage in an earlier run, which is copied if it is finished.
     """
 
     name: str
     steps: int
     strategy: Callable[[Mapping[str, float]], Strategy]
     against: str | None = None
+    scored: bool = False
+    merges: bool = False
+    reuse: Path | None = None
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A finished stage: the mixture that it found or trained on, and NDCG@10 by dev set if it is `scored`."""
+
+    found: Mapping[str, float]
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How models are scored on each dev set: by so many of its queries, in a corpus of so many passages."""
+
+    queries: int
+    passages: int
 
 
 class Strategy(Section):
@@ -54,6 +78,7 @@ class Strategy(Section):
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
         clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
+        learns_from_loss: Whether it is told the loss of every batch; see `observe`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
         max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
@@ -64,6 +89,7 @@ class Strategy(Section):
     needs_dev: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
+    learns_from_loss: ClassVar[bool] = False
     own_negatives_only: ClassVar[bool] = False
     name: str = ""
     max_epochs: Positive | None = None
@@ -90,7 +116,34 @@ class Strategy(Section):
         """Return the training runs of the method, in order."""
         return [Stage(FINAL, recipe.training.steps, lambda found: self)]
 
-    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
+    @property
+    def scoring(self) -> Scoring | None:
+        """How models of stages are scored on the dev sets; None for a method that compares none."""
+        return None
+
+    def conclude(
+        self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
+    ) -> tuple[Mapping[str, float], list[str]]:
+        """Return the mixture for the last stage and sentences about it for the record.
+
+        Args:
+            recipe: The recipe.
+            stages: The stages before it, by name.
+            sizes: Rows of each dataset.
+            rows: Rows that the last stage draws.
+        """
+        return list(stages.values())[-1].found, []
+
+    def merge_weights(self, score: Callable[[Vector], float], models: int) -> Vector:
+        """Return the best weights of the start and of the stages' models, in this order, for a stage that `merges`.
+
+        `score` returns the mean NDCG@10 on the dev sets of the model merged by such weights.
+        """
+        raise RecipeError(f"{self.label}: merges no models")
+
+    def divide(
+        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
+    ) -> Partition:
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
@@ -126,6 +179,9 @@ class Strategy(Section):
         """
         return False
 
+    def space_rounds(self, cost: float, steps: int) -> None:
+        """Take the cost of a round, in training steps, before a run of so many steps."""
+
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""
         return np.flatnonzero(self.weights() > 0)
@@ -133,6 +189,9 @@ class Strategy(Section):
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
         return {}
+
+    def observe(self, dataset: int, loss: float) -> None:
+        """Take the loss of a batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
         """Return the factor of a batch's loss, in a stage trained against a reference.
@@ -165,6 +224,8 @@ class LogitStrategy(Strategy):
         init: The initial distribution.
         update_every: Steps between updates.
         warmup_steps: Steps before the first update.
+        budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
+            fewer and further apart the later they are: early ones act on more of the run.
         freeze_below: No update while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset.
     """
@@ -173,6 +234,7 @@ class LogitStrategy(Strategy):
     init: InitialField = PROPORTIONAL
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
+    budget: Positive | None = None
     freeze_below: Share = 0.0
     floor: Share = 0.0
 
@@ -188,9 +250,23 @@ class LogitStrategy(Strategy):
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)
 
+    def space_rounds(self, cost: float, steps: int) -> None:
+        if self.budget is None:
+            return
+        allowed = int(self.budget * steps / cost)
+        if not allowed:
+            raise RecipeError(
+                f"strategy.budget: measuring once costs {cost:.0f} steps, more than {self.budget:g} of {steps}; raise "
+                "the budget, lower inner_steps or dev_batch_size, or measure a subset"
+            )
+        self._rounds_at = growing_intervals(max(1, self.warmup_steps), steps, allowed, least=self.update_every)
+
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether a multiple of `update_every` is reached after the warm-up, at a useful learning rate."""
-        return relative_rate >= self.freeze_below and at_interval(step, self.update_every, self.warmup_steps)
+        if self.budget is not None:
+            on_time = step in self._rounds_at
+        else:
+            on_time = at_interval(step, self.update_every, self.warmup_steps)
+        return on_time and relative_rate >= self.freeze_below
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets whose logit can move: a weight of zero never changes."""
@@ -201,6 +277,18 @@ class LogitStrategy(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._logits = logits_from_json(state["logits"])
+
+
+def growing_intervals(first: int, end: int, count: int, *, least: int) -> list[int]:
+    """Return at most `count` numbers from `first` to below `end`, each a fixed multiple of the one before.
+
+    They are at least `least` apart, so that fewer may fit.
+    """
+    growth = (end / first) ** (1 / count)
+    found = [first]
+    while len(found) < count and (next_ := max(found[-1] + least, round(found[-1] * growth))) < end:
+        found.append(next_)
+    return found
 
 
 def at_interval(step: int, every: int, after: int) -> bool:

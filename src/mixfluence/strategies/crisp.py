@@ -18,7 +18,7 @@ from mixfluence.strategies.static import Static
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import Recipe
+    from mixfluence.recipe import ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ class CRISP(Strategy):
     like the target, and `Static` when there are few dev rows or the pool has nothing like them. In a script, call
     `mixfluence.partition` and train with `Static(init=Weights(found.weights))` on `found.mixture`.
 
-    Cost: 0 training steps, and one forward pass of a small encoder over all rows before training.
+    Cost: 0 training steps, and one forward pass of the encoder over all rows before training.
     Memory: 0 parameter sizes.
 
     Attributes:
-        encoder: The encoder that gives the vectors, as in `model.name`.
+        encoder: The encoder that gives the vectors, as in `model.name`; the model that is trained if None.
         levels: Levels of the cluster tree.
         branching: Clusters of a level; there are branching ** levels in all.
         per: Cluster the whole `pool`, or each `dataset` by itself.
@@ -48,7 +48,7 @@ class CRISP(Strategy):
     needs_dev = True
     clusters = True
     name: Literal["crisp"] = "crisp"
-    encoder: str = "minilm"
+    encoder: str | None = None
     levels: Annotated[int, Field(ge=1, le=3)] = 1
     branching: Annotated[int, Field(ge=2)] = 32
     per: Literal["pool", "dataset"] = "pool"
@@ -78,13 +78,16 @@ class CRISP(Strategy):
     def start(self, sizes: Mapping[str, int]) -> None:
         raise RecipeError("CRISP: needs clusters; use it in a recipe, or call partition and train with Static")
 
-    def divide(self, mixture: Mixture, targets: Mapping[str, Any], *, least_rows: int, seed: int) -> Partition:
+    def divide(
+        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
+    ) -> Partition:
         from mixfluence.clustering import partition
         from mixfluence.encoders import load_encoder
 
-        logger.info("clustering %d rows", sum(mixture.sizes.values()))
+        logger.info("clustering %d rows by %s", sum(mixture.sizes.values()), self.encoder or model.name)
+        encoder = load_encoder(self.encoder) if self.encoder else load_encoder(**model.model_dump())
         settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
-        return partition(mixture, targets, load_encoder(self.encoder), **settings, least_rows=least_rows, seed=seed)
+        return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         if find_spec("faiss") is None:

@@ -27,12 +27,6 @@ class DoGE(Strategy):
     the logarithms of the weights, a mirror step. The final run trains on the mean of the weights over all updates.
     Prefer `MultiDDS` when there is no time for two runs.
 
-    As published, a step of the proxy trains on all datasets, their gradients weighted, and updates the weights. Here
-    a batch has one dataset, drawn by the weights, and an update is `update_every` times as large. The published
-    logarithm moves by learning rate / mu x score, which is negligible at the learning rates of fine-tuning; here mu is
-    in proportion to the peak of the learning rate. The published constants give a `step` of 0.01; the default is
-    larger because contrastive gradients of datasets are nearly orthogonal (cosines of 0.03 to 0.07 on MiniLM).
-
     Cost per update: one gradient of every dataset and of every dev set, each about a training step; the final run
     comes on top. Memory: 1 parameter size.
 
@@ -41,7 +35,8 @@ class DoGE(Strategy):
         rounds: Proxy runs; a second one starts from the mixture the first has found.
         proxy_steps: Steps of a proxy run; as many as the final run if None.
         update_every: Steps between updates.
-        step: Change of a logarithm per training step and unit of score, at the peak of the learning rate.
+        step: Change of a logarithm per training step and unit of score, at the peak of the learning rate. The
+            published 0.01 is too small for contrastive gradients, which are nearly orthogonal between datasets.
         clip: Greatest score that counts; negative scores count as zero.
         smoothing: Share of the weights that is spread evenly at every update, so that no dataset is lost.
         alignment: How gradients are compared; `preconditioned` scores AdamW's step in place of the gradient.

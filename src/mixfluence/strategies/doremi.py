@@ -19,13 +19,12 @@ class DoReMi(GroupDRO):
     the losses of the datasets differ in scale. A reference that has memorised a tiny dataset makes it look hard
     forever, so train it no longer than the proxy.
 
-    Cost with a reference and a proxy as long as the final run: 3 1/3 training steps per step of the final run.
+    Cost with a reference and a proxy as long as the final run: 3 2/3 training steps per step of the final run.
     Memory: 1 parameter size.
 
     Attributes:
-        rate: How far log alpha moves in a step per nat of excess. The published 1 is for language models. With
-            InfoNCE, excesses of datasets are 0.1 to 1 nat apart, and a visited dataset moves by the number of datasets
-            times as much: 0.02 gives moves of about 0.1, and a lead of 0.3 nats an e-fold in 170 steps.
+        rate: How far log alpha moves in a step per nat of excess. The published 1 is for language models; with
+            InfoNCE, a lead of 0.3 nats at 0.02 makes alpha grow e-fold in 170 steps.
         smoothing: Share of the uniform distribution in alpha.
     """
 
@@ -38,7 +37,7 @@ class DoReMi(GroupDRO):
         return float(np.maximum(losses - reference, 0.0).mean())
 
     def outcome(self) -> Vector:
-        return self.average
+        return self._sum / self._steps if self._steps else self.alpha
 
     def _uniform_share(self) -> float:
         return self.smoothing

@@ -27,13 +27,11 @@ class GroupDRO(Strategy):
     against a reference model, alpha_i follows the score, and the loss of the batch is multiplied by alpha_i times
     the number of datasets, so that the expected loss is sum_i alpha_i loss_i.
 
-    The published methods see every dataset in every batch; here a batch has one dataset. So only its alpha moves, by
-    the number of datasets times as much. A score counts relative to the mean of the last scores of all datasets:
-    this does not change the expectation, since alpha is normalised, but without it a dataset would rise by being
-    drawn more often than others.
+    A batch has one dataset, so only its alpha moves, by the number of datasets times as much. A score counts relative
+    to the mean of the last scores of all datasets, or a dataset would rise by being drawn more often than others.
 
-    Cost of a proxy step: 4/3 training steps, as the reference takes one forward pass. Memory: the reference, one
-    parameter size. The reference and the final model are runs of their own.
+    Cost of a proxy step: 5/3 training steps, as both models take a forward pass without dropout. Memory: the
+    reference, one parameter size. The reference and the final model are runs of their own.
 
     Attributes:
         init: The distribution of the reference run.
@@ -97,11 +95,6 @@ class GroupDRO(Strategy):
     def alpha(self) -> Vector:
         """The weight of each dataset in the loss, summing to one."""
         return np.asarray(np.exp(self._log_alpha))
-
-    @property
-    def average(self) -> Vector:
-        """The mean of alpha over all steps so far."""
-        return self._sum / self._steps if self._steps else self.alpha
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
         """Learn from a batch, unless a loss is not finite, and return the factor of its loss."""

@@ -23,18 +23,14 @@ class MultiDDS(LogitStrategy):
 
     Every `update_every` steps the reward of a dataset is the mean cosine of its gradient with those of the dev sets.
     The logits then take `iterations` steps of Adam down -sum_i R_i log P(i), whose minimum is P in proportion to R:
-    unlike the paper's rule for `InfDDS` it does not end on one dataset. Cosines have no scale, so rewards do not fade
-    as training converges; prefer `InfDDS` where you can afford its probes.
+    unlike the paper's rule for `InfDDS` it does not end on one dataset. Negative rewards count as zero. Cosines have
+    no scale, so rewards do not fade as training converges; prefer `InfDDS` where you can afford its probes.
 
-    A negative reward counts as zero, and a round without positive rewards moves nothing: as published, rewards
-    that sum to less than zero would push away from the shares they stand for.
-
-    Cost per update: one gradient of every dataset and of every dev set, each about a training step; with `lookahead`
-    those of the dev sets anew for every dataset. Memory: 1 parameter size, 4 with `lookahead`. Start, intervals and
-    floor are set as for `InfDDS`.
+    Cost per update: one gradient of every dataset and of every dev set, each about a training step. Memory: 1
+    parameter size. Start, intervals and floor are set as for `InfDDS`.
 
     Attributes:
-        alignment: How gradients are compared; with `lookahead` it is MultiDDS as first published, before the `S`.
+        alignment: How gradients are compared.
         rate: Adam's step. A logit moves by at most about `rate` x `iterations` per update: with the published 1e-4
             that is 0.02, which needs hundreds of updates to leave the start.
         iterations: Steps of Adam per update.
@@ -55,7 +51,6 @@ class MultiDDS(LogitStrategy):
         self._adam = Adam(len(self._logits))
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Move the probabilities of the measured datasets towards the shares of their rewards."""
         cosines, _ = influences.combine("mean")
         rewards = np.maximum(cosines, 0.0)
         if rewards.any() and len(rewards) > 1:

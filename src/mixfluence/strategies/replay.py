@@ -47,9 +47,8 @@ class Replay(Strategy):
 def replayed_weights(run: Path, which: Literal["final", "average"]) -> dict[str, float]:
     """Return the final weights of a run's folder, or their average over all trained batches.
 
-    A batch counts with the weights of its line in the trace. It was drawn by these if weights change only at updates,
-    because the trace is written before each update. Changes in between, by a schedule or a limit on epochs, count from
-    the line before, and batches that loader workers drew before an update count with the new weights.
+    A batch counts with the weights of its line in the trace, by which it was drawn if weights change at updates alone
+    and the data loader has no workers.
     """
     path = run / {"final": WEIGHTS_FILE, "average": TRACE_FILE}[which]
     if not path.is_file():

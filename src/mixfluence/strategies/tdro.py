@@ -23,12 +23,7 @@ class TDRO(GroupDRO):
     have hard negatives. Scores of all datasets are divided by their norm, and the mixture is the last alpha.
     Prefer `DoReMi` when the reference solves most queries: ratios to small losses are noisy.
 
-    The published code mixes datasets in a batch, divides reference losses by their sum over it and clips the gradient
-    of log alpha to norm 1, which at that scale always acts. Over a batch of one dataset such a sum would hide how
-    datasets differ, so reference losses are not divided; and a score clipped alone would always be 1, so the norm is
-    that of the last scores of all datasets.
-
-    Cost with a reference and a proxy as long as the final run: 3 1/3 training steps per step of the final run.
+    Cost with a reference and a proxy as long as the final run: 3 2/3 training steps per step of the final run.
     Memory: 1 parameter size.
 
     Attributes:

@@ -14,6 +14,7 @@ probability of each dataset for the next draw), and one of:
 from __future__ import annotations
 
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
 from mixfluence.runs import read_trace
-from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
+from mixfluence.training import STOP_SIGNALS
+from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, step_of, unseal_later, writing
+from mixfluence.training.folder import finish_folder, start_folder
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mixfluence.cli.signals import StopSignals
@@ -61,20 +67,31 @@ class MixtureCallback(TrainerCallback):
         saved = self._trainer.resumed
         self._unwritten = saved["untold"] if saved else []
         if saved:
-            # The Trainer would start the sum of losses since the last log at 0.
-            self._trainer._tr_loss += saved["unlogged"]["losses"][args.process_index]
+            # The Trainer would keep the intervals of the checkpoint.
+            state.compute_steps(args, state.max_steps)
+            # It would start the sum of losses since the last log at 0.
+            losses = saved["unlogged"]["losses"]
+            same = len(losses) == args.world_size
+            self._trainer._tr_loss += losses[args.process_index] if same else fmean(losses)
             self._trainer._globalstep_last_logged = saved["unlogged"]["since"]
+        if state.best_model_checkpoint:
+            # The folder may have been moved.
+            state.best_model_checkpoint = str(checkpoint_of(args.output_dir, step_of(state.best_model_checkpoint)))
         if not state.is_world_process_zero:
             return
+        unseal_later(args.output_dir, state.global_step)
         lines = []
         if saved:
-            unseal_later(args.output_dir, state.global_step)
             lines = read_trace(self._path)[: saved["trace_lines"]] if self._path.exists() else []
+            if missing := saved["trace_lines"] - len(lines):
+                logger.warning("%s: %d lines are missing, reports will lack these steps", self._path, missing)
         self._trainer.seconds_before = lines[-1]["seconds"] if lines else 0.0
         self._started -= self._trainer.seconds_before
         lines = lines or [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
         self._lines = len(lines)
         write_text(self._path, "".join(map(_line, lines)))
+        if self._trainer.own_folder:
+            start_folder(self._trainer, self._trainer.own_folder)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_substep_end(args, state, control)
@@ -91,10 +108,7 @@ class MixtureCallback(TrainerCallback):
         logs: dict[str, float] = kwargs["logs"]
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
-                raise MixfluenceError(
-                    f"the loss is {logs['loss']} at step {state.global_step}: lower the learning rate, or check the "
-                    "datasets drawn last; earlier checkpoints are kept"
-                )
+                raise diverged(f"the loss is {logs['loss']}", state.global_step)
             self._write_trained(state, {name: logs[name] for name in ("loss", "learning_rate") if name in logs})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -117,6 +131,9 @@ class MixtureCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._write_trained(state, {})
         args.save_total_limit = self._limit
+        refuse_not_finite(self._trainer)
+        if self._trainer.own_folder and state.is_world_process_zero:
+            finish_folder(self._trainer, self._trainer.own_folder, probing_cost(self._path))
 
     def _write_trained(self, state: TrainerState, logged: dict[str, float]) -> None:
         if not self._unwritten and not logged:
@@ -172,12 +189,12 @@ class StopOnRequest(TrainerCallback):
 
 
 def outlast_signals(worker: int) -> None:
-    """Make a loader's worker ignore Ctrl-C and SIGTERM, which schedulers and terminals send to every process.
+    """Make a loader's worker ignore signals to stop, which schedulers and terminals send to every process.
 
     It still exits on a SIGTERM from its parent. Outside Linux workers exit at once, without a checkpoint.
     """
     if sys.platform == "linux":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         Thread(target=_exit_when_parent_asks, daemon=True).start()
 
 
@@ -187,6 +204,19 @@ def _exit_when_parent_asks() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
     os._exit(0)
+
+
+def diverged(what: str, step: int) -> MixfluenceError:
+    """Return the error of a run that cannot go on."""
+    advice = "lower the learning rate, or check the datasets drawn last; earlier checkpoints are kept"
+    return MixfluenceError(f"{what} at step {step}: {advice}")
+
+
+def refuse_not_finite(trainer: MixtureTrainer) -> None:
+    """Raise an error if a trained parameter is not finite, so that no checkpoint or model is written with it."""
+    finite = [parameter.isfinite().all() for parameter in trainer.model.parameters() if parameter.requires_grad]
+    if not torch.stack(finite).all():
+        raise diverged("parameters are not finite", trainer.state.global_step)
 
 
 def probing_cost(path: Path) -> dict[str, float]:

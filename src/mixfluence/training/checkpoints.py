@@ -16,15 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from mixfluence.errors import DataError
-from mixfluence.files import sync, write_text
+from mixfluence.files import sync_folder, write_text
 from mixfluence.runs import MANIFEST_FILE
+from mixfluence.schema import short
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +54,8 @@ def find_checkpoint(folder: Path | str, wanted: Path | str | bool | None) -> Pat
     found: list[Path | None] = [None]
     if PartialState().is_main_process:
         found = [newest_complete(folder)]
-        if found == [None] and wanted == LATEST and list_checkpoints(folder):
-            logger.warning("%s: no checkpoint can be used, starting again from step 0", folder)
+        if found == [None] and wanted == LATEST:
+            logger.warning("%s: no complete checkpoint, starting from step 0", folder)
     broadcast_object_list(found)
     if found == [None] and wanted is True:
         raise DataError(f"{folder}: no checkpoint to resume from")
@@ -77,11 +80,13 @@ def list_checkpoints(folder: Path | str) -> list[Path]:
 
 def seal(checkpoint: Path) -> None:
     """Mark a checkpoint as complete: flush its files to disk, then write the manifest."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST_FILE)
-    for path in [*files, *{path.parent for path in files}]:
-        sync(path)
-    manifest = {path.relative_to(checkpoint).as_posix(): _measure(path) for path in files}
-    write_text(checkpoint / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
+    (checkpoint / MANIFEST_FILE).unlink(missing_ok=True)
+    write_text(checkpoint / MANIFEST_FILE, json.dumps(measure_files(checkpoint), indent=1) + "\n")
+
+
+def measure_files(folder: Path, inside: str = "") -> dict[str, Any]:
+    """Flush the files of a folder, or of one inside it, to disk, and return the size and hash of each."""
+    return {path.relative_to(folder).as_posix(): measure(path) for path in sync_folder(folder / inside)}
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -106,14 +111,10 @@ def newest_complete(folder: Path | str) -> Path | None:
 
 
 def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
-    """Delete all but `limit` complete checkpoints, but neither the newest nor the best, after one was sealed.
-
-    The newest is the one sealed last: a run that started again from step 0 may find later steps of its first attempt.
-    """
+    """Delete all but `limit` complete checkpoints, but neither the newest nor the best, after one was sealed."""
     if not limit:
         return
     sealed = [path for path in list_checkpoints(folder) if (path / MANIFEST_FILE).exists()]
-    sealed.sort(key=lambda path: ((path / MANIFEST_FILE).stat().st_mtime_ns, step_of(path)), reverse=True)
     protected = {path for path in sealed if path == sealed[0] or (best and path.name == Path(best).name)}
     others = [path for path in sealed if path not in protected]
     kept = protected | set(others[: max(0, limit - len(protected))])
@@ -125,7 +126,7 @@ def rotate(folder: Path | str, limit: int | None, best: str | None) -> None:
 
 
 def unseal_later(folder: Path | str, step: int) -> None:
-    """Invalidate checkpoints after a step, because the run resumes from it and its trace is cut there."""
+    """Invalidate checkpoints after a step, because the run starts or resumes there and its trace is cut."""
     for checkpoint in list_checkpoints(folder):
         if step_of(checkpoint) > step:
             (checkpoint / MANIFEST_FILE).unlink(missing_ok=True)
@@ -141,8 +142,8 @@ def read_state(checkpoint: Path, run: Mapping[str, Any]) -> dict[str, Any]:
                 raise DataError(f"{checkpoint}: written with the {what}s {', '.join(before)}, found {', '.join(now)}")
             for name in now:
                 if before[name] != now[name]:
-                    changed = f"the {what} {name!r} has changed since, from {before[name]} to {now[name]}"
-                    raise DataError(f"{checkpoint}: {changed}; it cannot be resumed")
+                    change = f"from {short(before[name])} to {short(now[name])}"
+                    raise DataError(f"{checkpoint}: the {what} {name!r} has changed since it was written, {change}")
     return state
 
 
@@ -153,6 +154,15 @@ def valid_state(path: Path | str) -> Iterator[None]:
         yield
     except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: not the checkpoint of this mixture ({type(error).__name__}: {error})") from error
+
+
+def hash_parameters(model: nn.Module) -> str:
+    """Return a hash of the parameters and buffers of a model."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -171,17 +181,23 @@ def _damage_of_files(checkpoint: Path) -> str | None:
         return "it was not written completely"
     try:
         manifest = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))
-        for name in {TRAINER_STATE_NAME: None, **manifest}:
-            path = checkpoint / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != manifest[name]["bytes"] or _measure(path) != manifest[name]:
-                return f"{name} has changed since it was written"
+        return changed_file(checkpoint, {TRAINER_STATE_NAME: manifest[TRAINER_STATE_NAME], **manifest})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
+
+
+def changed_file(folder: Path, measured: Mapping[str, Any]) -> str | None:
+    """Return which file of a folder is not as it was measured; None if all are."""
+    for name, expected in measured.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"] or measure(path) != expected:
+            return f"{name} has changed since it was written"
     return None
 
 
-def _measure(path: Path) -> dict[str, Any]:
+def measure(path: Path) -> dict[str, Any]:
+    """Return the size and hash of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.display import duration, largest, mixture_table, percent
+from mixfluence.display import duration, largest, mixture_table, percent, printable
 from mixfluence.runs import STAGES_FOLDER
 
 PLAIN_LINES = 10
@@ -87,7 +87,7 @@ class ProgressDisplay(TrainerCallback):
             atexit.unregister(self._stop)
 
     def _print(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def _time(self) -> str:
         """Return the remaining time at the pace so far, probing included; at the end, the time taken."""
@@ -109,6 +109,6 @@ class ProgressDisplay(TrainerCallback):
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._steps, completed=self._step, width=24)
         progress = Text(f"{self._step:,} of {self._steps:,}")
-        head.add_row(Text(self._title, "bold"), bar, progress, Text(self._time(), "dim"))
+        head.add_row(Text(printable(self._title), "bold"), bar, progress, Text(self._time(), "dim"))
         mixture = [mixture_table(self._history, self._logged("influence/"))] if self._history else []
         return Group(head, Text("   ".join(self._facts())), *mixture)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import embed_columns, packed
+from mixfluence.influence.snapshot import preserve_modes
 from mixfluence.strategies import Strategy
 from mixfluence.training.m3_kd import M3Distillation, in_batch_scores, normalised
 from mixfluence.training.packing import prepare_attention
@@ -83,8 +84,8 @@ class GroupLoss(nn.Module):
     """InfoNCE of one dataset in a proxy run, times the current group-DRO weight of the dataset.
 
     Each batch, or micro-batch, is weighed once, by the losses of all processes under model and reference. Without
-    gradients, as in evaluation, it is the plain loss and no weight changes. The trained model is compared with
-    dropout, the reference without. `own_negatives_only` ignores in-batch negatives where a row has hard ones.
+    gradients, as in evaluation, it is the plain loss and no weight changes. Both models are compared without dropout,
+    so that equal models have equal losses. `own_negatives_only` ignores in-batch negatives where a row has hard ones.
     """
 
     def __init__(
@@ -111,9 +112,10 @@ class GroupLoss(nn.Module):
         losses = self._rows(embed_columns(self.model, columns))
         if not (self.training and torch.is_grad_enabled()):
             return losses.mean()
-        with torch.no_grad():
+        with torch.no_grad(), preserve_modes(self.model):
+            proxy = self._rows(embed_columns(self.model.eval(), columns))
             reference = self._rows(self._reference.embed(columns, losses.device))
-        both = gather(torch.stack([losses.detach(), reference], dim=1)).double().cpu().numpy()
+        both = gather(torch.stack([proxy, reference], dim=1)).double().cpu().numpy()
         return self._weigh(both[:, 0], both[:, 1]) * losses.mean()
 
     def _rows(self, columns: Sequence[Tensor]) -> Tensor:

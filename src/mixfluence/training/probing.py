@@ -26,7 +26,6 @@ from mixfluence.influence import (
     Influences,
     Meter,
     Piece,
-    refuse_without_moments,
     relative_rate,
     resolve_metric,
 )
@@ -97,8 +96,7 @@ class ProbeRunner:
     def start(self) -> None:
         """Prepare for the first round, once the trainer has its optimizer; refuse one that probes cannot work with."""
         self._learner = TrainerLearner(self._trainer, alone=self._probe.alone)
-        if self._probe.needs_moments:
-            refuse_without_moments(self._learner.optimizer)
+        self._strategy.space_rounds(self._round_cost(), self._trainer.state.max_steps)
         self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
 
     def update(self) -> dict[str, Any]:
@@ -160,6 +158,15 @@ class ProbeRunner:
             for number, (name, rows) in enumerate(datasets.items())
         ]
 
+    def _round_cost(self) -> float:
+        """Return the cost of a round in training steps."""
+        args, probing, possible = self._trainer.args, self._probing, self._strategy.candidates()
+        rows_per_step = args.train_batch_size * args.gradient_accumulation_steps
+        batch = float(np.array(self._batch_sizes)[possible].mean()) / self._world if len(possible) else 0.0
+        dev = sum(self._dev_sizes.values()) / rows_per_step
+        measured = min(probing.subset or len(possible), len(possible))
+        return self._probe.round_cost(measured, batch / rows_per_step, probing.steps, dev, args.world_size)
+
     def _choose(self) -> list[int]:
         """Return the datasets to probe: all candidates, or a random subset if the strategy wants fewer."""
         possible = self._strategy.candidates()
@@ -181,11 +188,11 @@ class ProbeRunner:
         """Refuse a dev set that the metric cannot be computed on."""
         if len(rows) < 2:
             raise DataError(f"{name}: a dev set needs at least two rows that share neither query nor positive")
-        scores = self._dev_rows.batch(number, rows).scores
+        batch = self._dev_rows.batch(number, rows)
         if self._metric.score is not None:
-            # Called for its error only: some metrics need a teacher's scores.
-            passages = torch.zeros(2, 1 if scores is None else scores.shape[1], 1)
-            labels = None if scores is None else torch.from_numpy(scores)
+            # Called for its error only: some metrics need a teacher's scores or hard negatives.
+            passages = torch.zeros(2, len(batch.columns) - 1, 1)
+            labels = None if batch.scores is None else torch.from_numpy(batch.scores)
             self._metric.score(torch.zeros(2, 1), passages, DevBatch(name, [Piece([], labels)]))
 
     def _now(self) -> float:
@@ -261,12 +268,13 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
     def by_name(values: list[Any]) -> dict[str, Any]:
         return dict(zip(probed, values, strict=True))
 
-    on_targets = influences.on_targets().T.tolist()
+    on_targets, errors = influences.on_targets().T.tolist(), influences.errors().T.tolist()
     # JSON has no NaN.
     dev = [value if math.isfinite(value) else None for value in influences.base.tolist()]
     return {
         **{name: by_name(value) if isinstance(value, list) else value for name, value in facts.items()},
         "on_targets": {target: by_name(values) for target, values in zip(targets, on_targets, strict=True)},
+        "target_errors": {target: by_name(values) for target, values in zip(targets, errors, strict=True)},
         "dev": dict(zip(targets, dev, strict=True)),
         "rows": {target: gains.shape[1] for target, gains in zip(targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,30 +18,35 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
-from mixfluence.data.mixture import Mixture
+from mixfluence.data.columns import ColumnMap
+from mixfluence.data.mixture import Mixture, train_and_dev, without_overlap
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.strategies import Static, Strategy
+from mixfluence.files import locked
+from mixfluence.runs import TRACE_FILE
+from mixfluence.strategies import Strategy
+from mixfluence.training.arguments import build_strategy, check_arguments, check_model, named_datasets
 from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
-from mixfluence.training.callback import MixtureCallback
+from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
+from mixfluence.training.losses import info_nce
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
 
-# Arguments that cannot work with a mixture, and why.
-UNSUPPORTED = {
-    "auto_find_batch_size": "the draws depend on the batch size",
-    "save_only_model": "a checkpoint without its optimizer cannot be resumed exactly",
-    "ignore_data_skip": "a resumed run could not repeat its draws",
-    "dataloader_persistent_workers": "a resumed run could not repeat its draws",
-}
+logger = logging.getLogger(__name__)
+
+# Logs with a value per dataset, and the number of datasets, the most likely ones, kept in the Trainer's history.
+PER_DATASET = ("sampling/", "rows_drawn/", "influence/")
+MOST_LOGGED = 10
 CARD_HEADING = "## Training mixture"
 
 
@@ -54,19 +61,25 @@ class MixtureTrainer(SentenceTransformerTrainer):
     Args:
         args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
             passages), flat or per dataset.
-        train_dataset: Name -> dataset whose columns are anchor, positive and any negatives, by position.
+        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
         dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
             whenever the Trainer evaluates.
-        strategy: Decides the probabilities; proportional to size if None.
-        loss: A loss, or one per dataset; see `mixfluence.training.losses.info_nce`.
+        test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
+            whose anchor is one of their queries are dropped, as in recipes.
+        strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
+        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
         num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
             by rounding only.
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
             encoders up to twice as fast, which pays off after some thousand steps.
-        trace_path: Where to write the trace; `trace.jsonl` in the output folder if None.
+        trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
+            that `mixfluence status`, `weights`, `report` and `compare` read.
+        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
 
     Attributes:
+        initial_weights: Probability of each dataset at the start.
+        own_folder: The run folder that this trainer describes for the command line; None with a `trace_path`.
         seconds_before: Training time before the checkpoint that the run was resumed from.
     """
 
@@ -76,22 +89,32 @@ class MixtureTrainer(SentenceTransformerTrainer):
         args: SentenceTransformerTrainingArguments | None = None,
         train_dataset: Mapping[str, RowSet | Dataset] | None = None,
         dev_dataset: Mapping[str, RowSet | Dataset] | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | type[Strategy] | str | None = None,
         loss: nn.Module | Callable[[SentenceTransformer], nn.Module] | dict[str, nn.Module] | None = None,
         num_negatives: int | None = None,
         packing: bool | None = None,
         compiled: bool = False,
         trace_path: Path | str | None = None,
+        test_dataset: Mapping[str, RetrievalSet | RowSet | Dataset] | None = None,
+        columns: Mapping[str, ColumnMap] | None = None,
         **options: Any,
     ) -> None:
-        if train_dataset is None:
-            raise DataError("train_dataset: a mixture needs at least one dataset")
-        self.mixture = Mixture(train_dataset)
-        self.dev = Mixture(dev_dataset) if dev_dataset else None
-        self.strategy = strategy or Static()
+        check_model(model)
+        dev = named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
+        self.mixture, self.dev = train_and_dev(named_datasets("train_dataset", train_dataset), dev, columns or {})
+        self.test = {
+            name: task if isinstance(task, RetrievalSet) else retrieval_from_rows(name, Mixture({name: task})[name])
+            for name, task in (test_dataset or {}).items()
+        }
+        queries = {name: task.queries for name, task in self.test.items()}
+        self.mixture, overlaps = without_overlap(self.mixture, queries, "drop")
+        for overlap in overlaps:
+            logger.warning("%s: dropped", overlap)
+        self.strategy = build_strategy(strategy)
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
         self.strategy.start(self.mixture.sizes)
+        self.initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
         self.packing = packing
         self.compiled = compiled
@@ -107,8 +130,9 @@ class MixtureTrainer(SentenceTransformerTrainer):
         self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
         check_arguments(self.args)
         self._check_learning_rates()
-        path = Path(trace_path) if trace_path else Path(self.args.output_dir) / "trace.jsonl"
-        self.add_callback(MixtureCallback(self, path))
+        # A recipe's run folder is written by `experiment`, that of a script by this trainer.
+        self.own_folder = None if trace_path else Path(self.args.output_dir)
+        self.add_callback(MixtureCallback(self, Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)))
 
     def train(self, resume_from_checkpoint: Path | str | bool | None = None, **options: Any) -> TrainOutput:
         """Train, or resume exactly where a checkpoint was written.
@@ -122,8 +146,18 @@ class MixtureTrainer(SentenceTransformerTrainer):
             self.resumed = read_state(checkpoint, self.identity())
             with valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
-        with shape_free_attention(), preserve_forward(self.model):
+        lock = locked(self.own_folder) if self.own_folder and self.is_world_process_zero() else nullcontext()
+        with lock, shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
+
+    def training_step(self, *args: Any, **options: Any) -> Tensor:
+        """Train on a batch, and tell its loss to a strategy that learns from it."""
+        loss: Tensor = super().training_step(*args, **options)
+        if self.strategy.learns_from_loss:
+            # The Trainer has divided the loss by the batches of a step.
+            own = loss * self.current_gradient_accumulation_steps
+            self.strategy.observe(self.sampler.drawn_ahead[0], self.accelerator.reduce(own, "mean").item())
+        return loss
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
@@ -142,6 +176,10 @@ class MixtureTrainer(SentenceTransformerTrainer):
                     self.probing.load_state_dict(self.resumed["rounds"])
                     self.probing.influence = self.resumed["influence"]
         return PlacedLoader(self.args, rows, self.sampler, prepare)
+
+    def get_default_loss(self, model: SentenceTransformer) -> nn.Module:
+        """Return InfoNCE."""
+        return info_nce(model)
 
     @cached_property
     def tokenised(self) -> dict[str, TokenisedRows]:
@@ -172,6 +210,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
             "batch size": self.args.train_batch_size * self.args.world_size,
             "gradient accumulation": self.args.gradient_accumulation_steps,
             "strategy": type(self.strategy).__name__,
+            "initial weights": self.initial_weights,
         }
         guides = self.dev.fingerprints if self.dev and self.strategy.probing else {}
         return {"fingerprints": self.mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
@@ -195,6 +234,12 @@ class MixtureTrainer(SentenceTransformerTrainer):
                 logs |= {f"influence/{name}": value for name, value in self.probing.influence.items()}
                 logs["probing/seconds"] = round(self.probing.seconds, 3)
         super().log(logs, start_time)
+        # The Trainer keeps every log in memory and in each checkpoint; the trace has all probabilities.
+        kept = set(largest(self.probabilities(), MOST_LOGGED)) if "loss" in logs else set()
+        history = self.state.log_history[-1]
+        for key in [key for key in history if key.startswith(PER_DATASET)]:
+            if key.partition("/")[2] not in kept:
+                del history[key]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and list the mixture in its card."""
@@ -212,6 +257,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
+        refuse_not_finite(self)
         with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
             super()._save_checkpoint(*args, **options)
 
@@ -240,18 +286,6 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def _named(self, values: NDArray[Any]) -> dict[str, Any]:
         return dict(zip(self.mixture, values.tolist(), strict=True))
-
-
-def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
-    """Refuse arguments that cannot work with a mixture."""
-    if args.n_gpu > 1:
-        raise RecipeError(
-            f"{args.n_gpu} GPUs are visible to one process, which trains on one: "
-            f"use torchrun --nproc-per-node {args.n_gpu} for all, or CUDA_VISIBLE_DEVICES=0 for the first"
-        )
-    for name in UNSUPPORTED:
-        if getattr(args, name):
-            raise RecipeError(f"{name}: not supported, {UNSUPPORTED[name]}")
 
 
 def _text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:

@@ -9,7 +9,7 @@ function draw(chart) {
   const narrow = chart.clientWidth < 560;
   const axis = { gridcolor: css("--rule"), linecolor: css("--dim"), zerolinecolor: css("--rule"), automargin: true };
   const entries = data.filter((trace) => trace.visible !== false).length;
-  const below = { orientation: "h", x: 0, y: -0.2, yanchor: "top", maxheight: 0.45 };
+  const below = { orientation: "h", x: 0, y: 0, yanchor: "bottom", yref: "container" };
   layout.template = {
     data: { scatter: [{ mode: "lines+markers", marker: { size: 5 }, line: { width: 1.6 } }] },
     layout: {
@@ -18,7 +18,7 @@ function draw(chart) {
       xaxis: axis, yaxis: axis, hoverlabel: { namelength: -1 }, showlegend: entries > 1,
       margin: { l: 50, r: 10, t: layout.updatemenus ? 40 : 10, b: 40 },
       legend: narrow ? below : {},
-      height: narrow ? 300 + 20 * Math.min(entries, 10) : Math.max(340, Math.min(22 * entries + 60, 520)),
+      height: narrow ? 320 + (entries > 1 ? 19 * Math.ceil(entries / (chart.clientWidth < 400 ? 1 : 2)) : 0) : 340,
     },
   };
   const name = chart.closest("figure").querySelector("figcaption").textContent.replace(/[^\w.-]+/g, "-");
@@ -63,4 +63,11 @@ function sort(head) {
 }
 document.querySelectorAll("th button").forEach((button) => {
   button.addEventListener("click", () => sort(button.closest("th")));
+});
+
+// Differences are shown to the baseline that the reader chooses.
+document.querySelector("#baseline")?.addEventListener("change", (event) => {
+  document.querySelectorAll(".contrast").forEach((table) => {
+    table.hidden = table.dataset.base !== event.target.value;
+  });
 });

@@ -1,0 +1,255 @@
+"""Merge models of one architecture by weights, and score models on small samples of the dev sets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import ignore_patterns
+from statistics import fmean
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from mixfluence.data.formats import read_task
+from mixfluence.data.retrieval import RetrievalSet, scoring_sample
+from mixfluence.data.tokenize import tokenise_texts
+from mixfluence.embedding import text_encoders
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.evaluation.retrieval import rank_embeddings, score_task
+from mixfluence.files import write_text
+from mixfluence.policy import Vector
+from mixfluence.policy.initial import read_weights, write_weights
+from mixfluence.runs import (
+    CHECKPOINTS_FOLDER,
+    MEASURE,
+    MODEL_FOLDER,
+    RECORD_FILE,
+    TRACE_FILE,
+    WEIGHTS_FILE,
+    Run,
+    read_record,
+    read_run_recipe,
+    read_trace,
+    run_labels,
+)
+
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
+    from mixfluence.strategies import Merge, Scoring, Stage
+
+logger = logging.getLogger(__name__)
+
+# Name of the model that all others were trained from.
+START = "start"
+
+
+class Merger:
+    """Sets the parameters of a model to weighted sums of its own and those of other models.
+
+    All are kept in CPU memory. With a weight of one the parameters are exactly those of that model.
+
+    Args:
+        model: The start, which is changed in place.
+        folders: Models trained from it.
+    """
+
+    def __init__(self, model: SentenceTransformer, folders: Sequence[Path]) -> None:
+        self.model = model
+        start = _parameters(model)
+        self._all = [{name: tensor.clone() for name, tensor in start.items()}]
+        for folder in folders:
+            own = _parameters(load_encoder(str(folder), device="cpu"))
+            if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in start.items()}:
+                raise DataError(f"{folder}: cannot be merged, its parameters differ from those of the start in shape")
+            self._all.append(own)
+
+    @torch.no_grad()
+    def merge(self, weights: Iterable[float]) -> SentenceTransformer:
+        """Return the model after setting it to a weighted sum, the start first."""
+        used = [(weight, own) for weight, own in zip(weights, self._all, strict=True) if weight]
+        for name, tensor in self.model.state_dict().items():
+            if tensor.is_floating_point():
+                parts = [own[name] if weight == 1 else weight * own[name] for weight, own in used]
+                tensor.copy_(sum(parts[1:], start=parts[0]))
+        return self.model
+
+
+class DevScorer:
+    """Scores a model on dev tasks again and again, as its parameters change; texts are tokenised once."""
+
+    def __init__(self, model: SentenceTransformer, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
+        self._tasks, self._batch_size = tasks, batch_size
+        self._texts = []
+        for task in tasks:
+            encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
+            texts = zip(encoders.values(), (task.queries, task.docs), strict=True)
+            self._texts.append([(encoder, tokenise_texts(own, encoder.side)) for encoder, own in texts])
+
+    def scores(self) -> dict[str, float]:
+        """Return NDCG@10 by dev set."""
+        found = {}
+        for task, texts in zip(self._tasks, self._texts, strict=True):
+            queries, passages = (encoder.encode(own, batch_size=self._batch_size) for encoder, own in texts)
+            found[task.name] = score_task(task, rank_embeddings(task, queries, passages, k=10)).mean(MEASURE)
+        return found
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The best merge of a search.
+
+    Attributes:
+        weights: Of the start and of each model, by name.
+        mixture: Weights of the datasets that the merge stands for.
+        score: Mean NDCG@10 over the dev sets.
+        step: Number of its evaluation.
+        evaluations: How many merges were scored.
+    """
+
+    weights: dict[str, float]
+    mixture: dict[str, float]
+    score: float
+    step: int
+    evaluations: int
+
+
+class MergeSearch:
+    """Scores merged models, each once, and writes them to a trace like that of a training run.
+
+    Every line has the evaluation as `step`, the `weights` of the datasets that the merge stands for, and in `update`
+    the weights of the `merged` models and NDCG@10 by `dev` set; a last line has the weights of the best. Given the
+    trace of an interrupted search it repeats no evaluation, because the search asks for the same weights again.
+
+    Args:
+        merger: Merges the models.
+        mixtures: The mixture that each model was trained on, by the name of the model.
+        scorer: Returns the scores of the merged model by dev set.
+        path: The trace; its first line describes the `datasets`.
+    """
+
+    def __init__(
+        self,
+        merger: Merger,
+        mixtures: Mapping[str, Mapping[str, float]],
+        scorer: Callable[[], dict[str, float]],
+        path: Path,
+        datasets: Mapping[str, Any],
+    ) -> None:
+        self._merger, self._mixtures, self._scorer, self._path = merger, mixtures, scorer, path
+        self._names, self._datasets = [START, *mixtures], list(datasets)
+        updates = [line["update"] for line in read_trace(path) if "update" in line] if path.exists() else []
+        self._known = {tuple(update["merged"].values()): update for update in updates}
+        self._seconds = 0.0
+        self._scores: dict[tuple[float, ...], float] = {}
+        write_text(path, json.dumps({"step": 0, "seconds": 0.0, "datasets": dict(datasets)}) + "\n")
+
+    def run(self, search: Callable[[Callable[[Vector], float], int], object]) -> Merged:
+        """Let a function search, given what it maximises and the number of models beside the start."""
+        search(self._score, len(self._mixtures))
+        best, score = max(self._scores.items(), key=lambda item: item[1])
+        self._write(np.array(best), {})
+        step, mixture = list(self._scores).index(best) + 1, self._mixture(np.array(best))
+        merged = Merged(dict(zip(self._names, best, strict=True)), mixture, score, step, len(self._scores))
+        shown = ", ".join(f"{name} {weight:.3f}" for name, weight in merged.weights.items() if weight)
+        logger.info("merged by weights of %s: dev NDCG@10 %.4f", shown, score)
+        return merged
+
+    def _score(self, weights: Vector) -> float:
+        key = tuple(weights.tolist())
+        if key not in self._scores:
+            update = self._known.get(key) or self._measure(weights)
+            self._scores[key] = fmean(update["dev"].values()) if update["dev"] else 0.0
+            self._seconds += update["seconds"]
+            self._write(weights, {"update": update})
+        return self._scores[key]
+
+    def _write(self, weights: Vector, facts: Mapping[str, Any]) -> None:
+        now = {"step": len(self._scores), "seconds": round(self._seconds, 4), "weights": self._mixture(weights)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(now | dict(facts)) + "\n")
+
+    def _measure(self, weights: Vector) -> dict[str, Any]:
+        started = perf_counter()
+        self._merger.merge(weights.tolist())
+        scores = self._scorer()
+        cost = {"seconds": round(perf_counter() - started, 4), "memory": 0.0, "failed": []}
+        return cost | {"merged": dict(zip(self._names, weights.tolist(), strict=True)), "dev": scores}
+
+    def _mixture(self, weights: Vector) -> dict[str, float]:
+        # An expert of an earlier run may have been trained beside other datasets.
+        found = merged_mixture(weights, list(self._mixtures.values()))
+        return {name: found.get(name, 0.0) for name in self._datasets}
+
+
+def merged_mixture(weights: Vector, mixtures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mixture of datasets that weights of the start and of models trained on mixtures stand for.
+
+    The start was trained on none of them, so the rest is scaled up; a merge of the start alone stands for their mean.
+    """
+    shares = weights[1:] if weights[1:].any() else np.ones(len(mixtures))
+    total: dict[str, float] = {}
+    for share, mixture in zip((shares / shares.sum()).tolist(), mixtures, strict=True):
+        for name, weight in mixture.items():
+            total[name] = total.get(name, 0.0) + share * weight
+    return total
+
+
+def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Path) -> Merged:
+    """Merge the models of finished runs with the same start, and write the model and its mixture into a folder.
+
+    Args:
+        runs: The runs; their labels are the names of their folders.
+        strategy: How weights are found.
+        recipe: Names the start and the dev sets on which merges are scored; a soup is not scored.
+        folder: Where the model, `weights.json` and the trace of the search are written.
+    """
+    for run in runs:
+        if not run.weights:
+            raise DataError(f"{run.path}: not a finished training run")
+        if run.recipe.model != recipe.model:
+            raise DataError(f"{run.path}: started from {run.recipe.model.name}, not from {recipe.model.name}")
+    names = run_labels([run.path for run in runs])
+    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring)
+    merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
+    scorer = DevScorer(merger.model, tasks, recipe.evaluation.batch_size)
+    datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}
+    mixtures = {name: run.weights for name, run in zip(names, runs, strict=True)}
+    found = MergeSearch(merger, mixtures, scorer.scores, folder / TRACE_FILE, datasets).run(strategy.merge_weights)
+    merger.merge(found.weights.values()).save_pretrained(str(folder / MODEL_FOLDER))
+    write_weights(folder / WEIGHTS_FILE, found.mixture)
+    return found
+
+
+def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
+    """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
+    before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
+    compared = {key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")}
+    compared["training"] = (before.training, recipe.training.model_copy(update={"steps": before.training.steps}))
+    compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
+    for name in (name for name, weight in found.items() if weight):
+        compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
+    if different := [key for key, (then, now) in compared.items() if then != now]:
+        raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
+    shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
+    # Last, because it marks the stage as finished.
+    shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)
+
+
+def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:
+    """Return a sample of each dev set; with `selection.dev: halves` of the half that guides."""
+    halves = recipe.selection is not None and recipe.selection.dev == "halves"
+    tasks = (read_task(name, source) for name, source in recipe.dev.items())
+    return [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks]
+
+
+def _parameters(model: SentenceTransformer) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}

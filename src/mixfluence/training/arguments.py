@@ -1,0 +1,76 @@
+"""Arguments of `MixtureTrainer`: what may be written in short, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import isclass
+from typing import Any
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
+
+from mixfluence.data.rows import RowSet
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.schema import short
+from mixfluence.strategies import STRATEGIES, Static, Strategy
+
+# Training arguments that cannot work with a mixture, the value that can, and why.
+FIXED: dict[str, tuple[Any, str]] = {
+    "auto_find_batch_size": (False, "the draws depend on the batch size"),
+    "save_only_model": (False, "a checkpoint without its optimizer cannot be resumed exactly"),
+    "ignore_data_skip": (False, "a resumed run could not repeat its draws"),
+    "dataloader_persistent_workers": (False, "a resumed run could not repeat its draws"),
+    "batch_sampler": (BatchSamplers.BATCH_SAMPLER, "batches already contain no duplicates; leave it out"),
+    "multi_dataset_batch_sampler": (MultiDatasetBatchSamplers.PROPORTIONAL, "give a strategy instead"),
+}
+
+
+def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
+    """Refuse training arguments that cannot work with a mixture."""
+    if args.n_gpu > 1:
+        raise RecipeError(
+            f"{args.n_gpu} GPUs are visible to one process, which trains on one: "
+            f"use torchrun --nproc-per-node {args.n_gpu} for all, or CUDA_VISIBLE_DEVICES=0 for the first"
+        )
+    for name, (value, reason) in FIXED.items():
+        if getattr(args, name) != value:
+            raise RecipeError(f"{name}: not supported, {reason}")
+
+
+def check_model(model: object) -> None:
+    """Refuse a model that is not a dense encoder."""
+    if model is not None and not isinstance(model, SentenceTransformer):
+        raise RecipeError(
+            f"model: expected a SentenceTransformer, found {_kind(model)}; "
+            "cross-encoders, sparse and multi-vector encoders are not supported"
+        )
+
+
+def named_datasets(argument: str, datasets: object) -> Mapping[str, RowSet | Dataset]:
+    """Return datasets by name; refuse anything else, and say how to write them."""
+    if not isinstance(datasets, Mapping) or not datasets:
+        how = f"{argument}={{'name': dataset}}"
+        raise DataError(f"{argument}: expected at least one dataset by name, found {_kind(datasets)}; write {how}")
+    for name, dataset in datasets.items():
+        if not isinstance(dataset, Dataset | RowSet):
+            how = "Dataset.from_generator for a stream, Dataset.from_list for rows in memory"
+            raise DataError(f"{argument}[{name!r}]: expected a Dataset, found {_kind(dataset)}; use {how}")
+    return datasets
+
+
+def build_strategy(strategy: Strategy | type[Strategy] | str | None) -> Strategy:
+    """Return a strategy, given one, its class, or its name in recipes; by default, draws proportional to size."""
+    if isinstance(strategy, str):
+        if strategy not in STRATEGIES:
+            raise RecipeError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {strategy!r}")
+        strategy = STRATEGIES[strategy]
+    if isclass(strategy) and issubclass(strategy, Strategy):
+        return strategy()
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise RecipeError(f"strategy: expected one such as InfDDS() or 'inf-dds', found {short(strategy)}")
+    return strategy or Static()
+
+
+def _kind(value: object) -> str:
+    return "none" if value is None or (isinstance(value, Mapping) and not value) else f"a {type(value).__name__}"

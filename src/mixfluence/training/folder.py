@@ -1,0 +1,149 @@
+"""The run folder of a training script: a recipe that describes it, the mixture and a record, for the command line.
+
+`status`, `weights`, `report` and, if there are test sets, `compare` read it like the folder of `mixfluence train`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mixfluence import runs
+from mixfluence.display import percent
+from mixfluence.evaluation import Evaluation, write_evaluation
+from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.files import write_text
+from mixfluence.policy.initial import write_weights
+from mixfluence.recipe import Recipe
+from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.strategies import STRATEGIES
+from mixfluence.training.checkpoints import step_of
+
+if TYPE_CHECKING:
+    from mixfluence.data.retrieval import RetrievalSet
+    from mixfluence.training.trainer import MixtureTrainer
+
+logger = logging.getLogger(__name__)
+
+# Stands for a file in the recipe of a script, whose datasets are given in Python.
+IN_MEMORY = "given-in-python"
+MOST_SHOWN = 20
+
+
+def start_folder(trainer: MixtureTrainer, folder: Path) -> None:
+    """Describe a script as a recipe, so that the command line can read its folder while it trains."""
+    (folder / runs.RECORD_FILE).unlink(missing_ok=True)
+    try:
+        if STRATEGIES.get(trainer.strategy.name) is not type(trainer.strategy):
+            raise ValueError(f"{type(trainer.strategy).__name__} is not registered in STRATEGIES")
+        text = dump_recipe(_recipe(trainer, folder))
+    except (ValidationError, ValueError, yaml.YAMLError) as error:
+        logger.warning("%s: not readable by the command line (%s)", folder, error)
+        return
+    write_text(folder / runs.RECIPE_FILE, text)
+
+
+def finish_folder(trainer: MixtureTrainer, folder: Path, probing: dict[str, float]) -> None:
+    """Test the model of a script, write the final mixture and the record, and print a summary."""
+    write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+    last = runs.read_trace(folder / runs.TRACE_FILE)[-1]
+    seconds = {"train": last["seconds"] - probing["seconds"], "probe": probing["seconds"]}
+    scores = {}
+    for name, task in trainer.test.items():
+        scores[name] = evaluate(trainer.model, task, batch_size=trainer.args.eval_batch_size)
+        write_evaluation(scores[name], folder / runs.EVAL_FOLDER)
+    record = {
+        "name": folder.resolve().name,
+        "seed": trainer.args.seed,
+        "versions": runs.versions(),
+        **record_facts(trainer, seconds, probing),
+        **{"notes": [], "overlap_dropped": {}, "stages": {}},
+        **test_facts(trainer.test, scores),
+    }
+    runs.write_record(folder / runs.RECORD_FILE, record)
+    if not trainer.args.disable_tqdm:
+        Console().print(_summary(trainer, seconds))
+
+
+def record_facts(trainer: MixtureTrainer, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
+    """Return what a record says about training, given the seconds by part and the cost of probes."""
+    gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
+    best = trainer.state.best_model_checkpoint
+    return {
+        "device": str(trainer.args.device),
+        "datasets": {
+            name: facts | {"fingerprint": trainer.mixture[name].fingerprint}
+            for name, facts in trainer.describe_datasets().items()
+        },
+        "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
+        "steps": trainer.state.global_step,
+        "selected_step": step_of(best) if best else trainer.state.global_step,
+        "probing": {name: probing[name] for name in ("rounds", "failed", "parameter_sizes")},
+        "seconds": seconds,
+        "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},
+    }
+
+
+def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """Return what a record says about tests."""
+    return {
+        "tests": {
+            name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
+            for name, task in tasks.items()
+        },
+        "scores": {name: evaluation.summary() for name, evaluation in scores.items()},
+    }
+
+
+def _recipe(trainer: MixtureTrainer, folder: Path) -> Recipe:
+    args = trainer.args
+    loss_scale = getattr(trainer.loss, "scale", None)
+    described = {
+        "name": folder.resolve().name,
+        "seed": args.seed,
+        "model": {"name": str(trainer.model.model_card_data.base_model or "unknown")},
+        "train": _sources(trainer.mixture),
+        "dev": _sources(trainer.dev or {}),
+        "test": _sources(trainer.test),
+        "strategy": trainer.strategy,
+        "training": {
+            "steps": trainer.state.max_steps,
+            "batch_size": args.per_device_train_batch_size,
+            "learning_rate": float(args.learning_rate),
+            "weight_decay": float(args.weight_decay),
+            "gradient_accumulation": args.gradient_accumulation_steps,
+            "hard_negatives": trainer.num_negatives,
+            "precision": "bf16" if args.bf16 else "fp32",
+            **({"temperature": 1 / loss_scale} if loss_scale else {}),
+        },
+        "output": folder,
+    }
+    return Recipe.model_validate(described, context={"files_may_be_missing": True})
+
+
+def _sources(datasets: Iterable[str]) -> dict[str, Any]:
+    return {name: {"format": "pairs", "path": Path(IN_MEMORY)} for name in datasets}
+
+
+def _summary(trainer: MixtureTrainer, seconds: dict[str, float]) -> Table:
+    """Return the most likely datasets with their probabilities and how much of them was read."""
+    took = f"{seconds['train']:.0f} s" + (f" and {seconds['probe']:.0f} s of probes" if seconds["probe"] else "")
+    title = f"{type(trainer.strategy).__name__}: {trainer.state.global_step:,} steps in {took}"
+    table = Table("dataset", *("rows", "at first", "at the end", "rows drawn", "epochs"), title=title)
+    first, last = trainer.initial_weights, trainer.probabilities()
+    for place, (name, size) in enumerate(trainer.mixture.sizes.items()):
+        drawn = int(trainer.sampler.rows_drawn[place])
+        cells = (f"{size:,}", percent(first[place]), percent(last[name]), f"{drawn:,}", f"{drawn / size:.2f}")
+        if place < MOST_SHOWN:
+            table.add_row(Text(name), *cells)
+    if (rest := len(trainer.mixture) - MOST_SHOWN) > 0:
+        table.add_row(f"and {rest} more")
+    return table

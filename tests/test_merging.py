@@ -1,0 +1,317 @@
+"""Models merged by weights.
+
+- A merge is the weighted sum of all parameters; a weight of one gives exactly that model.
+- Two linear models whose best combination is known: the search finds it by real NDCG@10.
+- An interrupted search repeats no evaluation and ends where the uninterrupted one does.
+- A recipe trains experts, merges them and records what both cost; interrupted in any stage it ends bitwise alike.
+- `mixfluence merge` merges finished runs, with a share of the start, and its folder can be compared with runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
+from typer.testing import CliRunner
+
+from mixfluence import experiment
+from mixfluence.cli import app
+from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merged_mixture
+from mixfluence.policy.initial import read_weights
+from mixfluence.recipe_yaml import load_recipe
+from mixfluence.report.compare import compare
+from mixfluence.report.page import render_page
+from mixfluence.report.status import read_status
+from mixfluence.runs import read_run, read_trace
+from mixfluence.strategies.merge import Merge
+from tests.test_experiment import StopAt, recipe_path
+from tests.training.runs import start_processes
+
+__all__ = ["recipe_path"]
+
+Make = Callable[[], SentenceTransformer]
+# A query of the first kind finds its document if the ratio of the experts' weights is above its threshold, one of the
+# second kind if it is below: all do between 1.5 and 2.
+ABOVE, BELOW = np.linspace(0.2, 1.5, 20), np.linspace(2.0, 6.0, 20)
+QUERIES = [f"w{number}" for number in range(2, 42)]
+
+
+def linear_models(make: Make, folder: Path) -> tuple[SentenceTransformer, list[Path]]:
+    """Return a start that is always wrong, and the folders of two experts; embeddings have two dimensions."""
+    models = [make() for _ in range(3)]
+    for number, model in enumerate(models):
+        vectors = torch.zeros(201, 8)
+        # Word w<n> has row n + 1.
+        vectors[1, 0] = vectors[2, 1] = 1.0
+        for query, threshold in enumerate([*ABOVE, *BELOW]):
+            wrong = 1 if query < len(ABOVE) else 0
+            vectors[query + 3, [wrong, 0, 1][number]] = [1.0, 1.0, threshold][number]
+        model[0].embedding.weight.data = vectors
+        if number:
+            model.save_pretrained(str(folder / f"expert-{number}"))
+    return models[0], [folder / "expert-1", folder / "expert-2"]
+
+
+def task() -> RetrievalSet:
+    relevant = ["d0"] * len(ABOVE) + ["d1"] * len(BELOW)
+    qrels = {query: {document: 1} for query, document in zip(QUERIES, relevant, strict=True)}
+    return RetrievalSet("dev", QUERIES, QUERIES, ["d0", "d1"], ["w0", "w1"], qrels)
+
+
+def test_a_merge_is_the_weighted_sum(make_static: Make, tmp_path: Path) -> None:
+    start, folders = linear_models(make_static, tmp_path)
+    rows = [start[0].embedding.weight.data.clone()]
+    rows += [SentenceTransformer(str(folder), device="cpu")[0].embedding.weight.data for folder in folders]
+    merger = Merger(start, folders)
+    for corner, expected in zip(np.eye(3), rows, strict=True):
+        assert torch.equal(merger.merge(corner.tolist())[0].embedding.weight.data, expected)
+    mixed = merger.merge([0.5, 0.2, 0.3])[0].embedding.weight.data
+    assert torch.allclose(mixed, 0.5 * rows[0] + 0.2 * rows[1] + 0.3 * rows[2])
+
+
+def test_the_best_combination_of_two_linear_models_is_found(make_static: Make, tmp_path: Path) -> None:
+    start, folders = linear_models(make_static, tmp_path)
+    scorer = DevScorer(start, [task()], 8).scores
+    mixtures = {"one": {"a": 1.0, "b": 0.0}, "two": {"a": 0.0, "b": 1.0}}
+    search = MergeSearch(Merger(start, folders), mixtures, scorer, tmp_path / "trace.jsonl", {"a": {}, "b": {}})
+    found = search.run(Merge().merge_weights)
+    assert found.score == 1.0
+    assert 1.5 < found.weights["one"] / found.weights["two"] < 2.0
+    assert found.mixture["a"] == pytest.approx(found.weights["one"] / (found.weights["one"] + found.weights["two"]))
+    # Neither an expert, nor the start, nor the soup is as good.
+    tried = {tuple(line["update"]["merged"].values()): line for line in read_trace(tmp_path / "trace.jsonl")[1:-1]}
+    for weights in (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0.5, 0.5):
+        assert tried[weights]["update"]["dev"]["dev"] < 0.95
+    assert tried[tuple(found.weights.values())]["step"] == found.step
+    assert len(tried) == found.evaluations <= 100
+
+
+def test_an_interrupted_search_repeats_no_evaluation(make_static: Make, tmp_path: Path) -> None:
+    measured: list[int] = []
+
+    def measure(scorer: DevScorer, stop: int) -> dict[str, float]:
+        if len(measured) == stop:
+            raise KeyboardInterrupt
+        measured.append(1)
+        return scorer.scores()
+
+    def search(name: str, stop: int = 10**9) -> Merged:
+        folder = tmp_path / name
+        start, folders = linear_models(make_static, folder)
+        own = partial(measure, DevScorer(start, [task()], 8), stop)
+        mixtures = {"one": {"a": 1.0}, "two": {"a": 1.0}}
+        return MergeSearch(Merger(start, folders), mixtures, own, folder / "trace.jsonl", {"a": {}}).run(
+            Merge(evaluations=30).merge_weights
+        )
+
+    whole = search("whole")
+    count, measured[:] = len(measured), []
+    with pytest.raises(KeyboardInterrupt):
+        search("broken", stop=13)
+    assert search("broken") == whole
+    assert len(measured) == count
+    traces = [read_trace(tmp_path / name / "trace.jsonl") for name in ("whole", "broken")]
+    for line in (line for trace in traces for line in trace):
+        line.pop("seconds")
+        line.get("update", {}).pop("seconds", None)
+    assert traces[0] == traces[1]
+
+
+def test_models_of_another_shape_are_refused(make_static: Make, tiny_bert_folder: Path) -> None:
+    with pytest.raises(DataError, match=str(tiny_bert_folder)):
+        Merger(make_static(), [tiny_bert_folder])
+
+
+def test_the_mixture_of_a_merge_leaves_the_start_out() -> None:
+    experts = [{"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}]
+    assert merged_mixture(np.array([0.5, 0.125, 0.375]), experts) == pytest.approx({"a": 0.625, "b": 0.375})
+    assert merged_mixture(np.array([1.0, 0.0, 0.0]), experts) == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+MERGE = "strategy={name: merge, expert_steps: 8, evaluations: 12, dev_queries: 8, dev_passages: 40}"
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_path, [MERGE])
+    scores = experiment.run(recipe)
+    run = read_run(recipe.output)
+    experts = [parameters(recipe.output / "stages" / f"expert-{name}") for name in ("big", "small")]
+    start = load_file(Path(recipe.model.name) / "model.safetensors")
+    evaluations = {line["step"]: line["update"] for line in run.trace if "update" in line}
+    best = evaluations[run.record["selected_step"]]
+    assert np.mean(list(best["dev"].values())) == max(np.mean(list(u["dev"].values())) for u in evaluations.values())
+    weights = list(best["merged"].values())
+    assert sum(weights) == pytest.approx(1)
+    for name, merged in parameters(recipe.output).items():
+        if name in start:
+            expected = weights[0] * start[name] + weights[1] * experts[0][name] + weights[2] * experts[1][name]
+            assert torch.allclose(merged, expected, atol=1e-6)
+    assert len(evaluations) == run.record["steps"] == run.record["probing"]["rounds"]
+    assert run.record["seconds"]["train"] == 0
+    assert run.hours(on_gpu=False)["stages"] > 0
+    assert run.hours(on_gpu=False)["probing"] > 0
+    assert set(scores) == {"small", "big"}
+    # The weights start another run.
+    again = load_recipe(recipe_path, [f"strategy.init={{file: {recipe.output}/weights.json}}", f"output={tmp_path}/b"])
+    experiment.run(again)
+    assert read_weights(again.output / "weights.json") == pytest.approx(read_weights(recipe.output / "weights.json"))
+    found = compare([read_run(recipe.output), read_run(again.output)])
+    assert [group.recipe.strategy.label for group in found.groups] == ["Merge", "Static"]
+    status = read_status(recipe.output, now=1e12)
+    assert (status.state, status.step) == ("finished", len(evaluations))
+    assert status.history[-1] == pytest.approx(read_weights(recipe.output / "weights.json"))
+    page = render_page([read_run(recipe.output), read_run(again.output)])
+    assert "Merge" in page
+    assert "Stage expert-small" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["first expert", "second expert", "merge"])
+def test_interrupted_in_any_stage_it_ends_bitwise_alike(
+    stage: str, recipe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StopInRun(StopAt):
+        runs = 0
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.runs += 1
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            if self.runs == {"first expert": 1, "second expert": 2}.get(stage):
+                super().on_step_end(*args, **kwargs)
+
+    whole = load_recipe(recipe_path, [MERGE, "selection.every=2"])
+    expected = experiment.run(whole)
+    broken = load_recipe(recipe_path, [MERGE, "selection.every=2", f"output={tmp_path}/broken"])
+    asked: list[int] = []
+
+    measure = DevScorer.scores
+
+    def stopping(scorer: DevScorer) -> dict[str, float]:
+        # Experts are not scored.
+        found = measure(scorer)
+        asked.extend([1] if found else [])
+        if len(asked) == 5 and stage == "merge":
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DevScorer, "scores", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            experiment.run(broken, callbacks=[StopInRun(5)])
+    resumed = experiment.run(broken, resume=True)
+    for name in ("stages/expert-big", "stages/expert-small", "."):
+        ours, theirs = parameters(broken.output / name), parameters(whole.output / name)
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert read_weights(broken.output / "weights.json") == read_weights(whole.output / "weights.json")
+    assert resumed["big"].per_query == expected["big"].per_query
+
+
+@pytest.mark.slow
+def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Path) -> None:
+    class Counting(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.steps += 1
+
+    first = load_recipe(recipe_path, [MERGE, "train=[big]"])
+    experiment.run(first)
+    again = MERGE.replace("{", f"{{experts: {first.output}, ")
+    counting = Counting()
+    second = load_recipe(recipe_path, [again, f"output={tmp_path}/second"])
+    experiment.run(second, callbacks=[counting])
+    assert counting.steps == 8
+    theirs, ours = (parameters(recipe.output / "stages" / "expert-big") for recipe in (first, second))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert set(read_weights(second.output / "weights.json")) == {"big", "small"}
+    assert read_run(second.output).hours(on_gpu=False)["stages"] > read_run(first.output).hours(on_gpu=False)["stages"]
+    # Without the dataset that was added, and with another learning rate.
+    third = load_recipe(recipe_path, [again.replace("/run,", "/second,"), "train=[small]", f"output={tmp_path}/third"])
+    experiment.run(third, callbacks=[counting])
+    assert counting.steps == 8
+    changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", f"output={tmp_path}/fourth"])
+    with pytest.raises(RecipeError, match=r"expert-big.*training"):
+        experiment.run(changed)
+
+
+def merge_command(*words: str | Path) -> str:
+    result = CliRunner().invoke(app, ["merge", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.slow
+def test_finished_runs_can_be_merged(recipe_path: Path, tmp_path: Path) -> None:
+    runs = []
+    for name, weights in ("one", "{big: 1, small: 3}"), ("two", "{big: 3, small: 1}"):
+        changes = [f"strategy.init={{weights: {weights}}}", f"output={tmp_path}/{name}", f"name={name}"]
+        recipe = load_recipe(recipe_path, changes)
+        experiment.run(recipe)
+        runs.append(recipe.output)
+    start, one, two = (
+        load_file(path)
+        for path in (
+            Path(recipe.model.name) / "model.safetensors",
+            *(run / "model" / "model.safetensors" for run in runs),
+        )
+    )
+    printed = merge_command(*runs, "--with-base", "0.3", "-o", tmp_path / "soup")
+    assert "0.300  start" in printed
+    soup = parameters(tmp_path / "soup")
+    for name in one.keys() & start.keys():
+        assert torch.allclose(soup[name], 0.3 * start[name] + 0.35 * one[name] + 0.35 * two[name], atol=1e-6)
+    assert read_weights(tmp_path / "soup" / "weights.json") == pytest.approx({"big": 0.5, "small": 0.5})
+    merge_command(*runs, "--dev", "small", "--evaluations", "9", "-o", tmp_path / "searched")
+    record = json.loads((tmp_path / "searched" / "record.json").read_text(encoding="utf-8"))
+    assert sum(record["merged"].values()) == pytest.approx(1)
+    assert len(read_trace(tmp_path / "searched" / "trace.jsonl")) == 1 + 9 + 1
+    found = compare([read_run(path) for path in (*runs, tmp_path / "soup", tmp_path / "searched")])
+    assert len(found.groups) == 4
+    assert "merge of start, one, two" in render_page([read_run(tmp_path / "soup"), read_run(runs[0])])
+
+
+@pytest.mark.slow
+def test_what_cannot_be_merged_is_one_clear_error(recipe_path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_path, ["training.steps=2", "selection=null"])
+    experiment.run(recipe)
+
+    def refused(*words: str | Path) -> str:
+        result = CliRunner().invoke(app, ["merge", *map(str, words)])
+        assert result.exception is not None
+        return str(result.exception)
+
+    assert "'smal'" in refused(recipe.output, "--dev", "smal", "-o", tmp_path / "out")
+    assert "already holds a run" in refused(recipe.output, "-o", recipe.output)
+    (recipe.output / "record.json").unlink()
+    assert "not a finished" in refused(recipe.output, "-o", tmp_path / "out")
+
+
+def train_together(recipe_path: Path, changes: list[str]) -> None:
+    """Train as one of several processes."""
+    experiment.run(load_recipe(recipe_path, changes))
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_a_merge(recipe_path: Path) -> None:
+    start_processes(train_together, recipe_path, [MERGE, "training.batch_size=4"])
+    run = read_run(recipe_path.parent / "run")
+    assert run.finished
+    assert run.record["probing"]["rounds"] == run.record["steps"] <= 12
+    assert sum(run.weights.values()) == pytest.approx(1)

@@ -1,0 +1,93 @@
+"""Misuse of `MixtureTrainer` is answered when it is built, with the argument's name and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from mixfluence.errors import DataError, RecipeError
+from mixfluence.strategies import InfDDS, Static
+from mixfluence.training.losses import PackedMultipleNegativesRankingLoss
+from mixfluence.training.trainer import MixtureTrainer
+from tests.training.runs import arguments, pool
+
+
+@pytest.fixture
+def static(make_static: Callable[[], SentenceTransformer]) -> SentenceTransformer:
+    return make_static()
+
+
+NEAR = pool()["near"]
+
+
+@pytest.mark.parametrize("argument", ["train_dataset", "dev_dataset"])
+@pytest.mark.parametrize(
+    ("datasets", "instead"),
+    [
+        (NEAR, "={'name': dataset}"),
+        ([NEAR], "={'name': dataset}"),
+        (NEAR.to_iterable_dataset(), "={'name': dataset}"),
+        ({"near": NEAR.to_iterable_dataset()}, "Dataset.from_generator"),
+        ({"near": NEAR.to_list()}, "Dataset.from_list"),
+    ],
+)
+def test_datasets_have_names_and_are_no_streams(
+    argument: str, datasets: Any, instead: str, static: SentenceTransformer, tmp_path: Path
+) -> None:
+    options = {"train_dataset": pool(), argument: datasets}
+    with pytest.raises(DataError, match=rf"^{argument}") as refused:
+        MixtureTrainer(model=static, args=arguments(tmp_path), **options)
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize("datasets", [None, {}])
+def test_a_mixture_needs_a_dataset(datasets: Any, static: SentenceTransformer, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^train_dataset: .* found none"):
+        MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=datasets)
+
+
+def test_only_dense_encoders_are_trained(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    model: Any = CrossEncoder(str(tiny_bert_folder), num_labels=1, device="cpu")
+    for wrong in (model, str(tiny_bert_folder)):
+        with pytest.raises(RecipeError, match=r"^model: expected a SentenceTransformer"):
+            MixtureTrainer(model=wrong, args=arguments(tmp_path), train_dataset=pool())
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [(None, Static), ("static", Static), ("inf-dds", InfDDS), (InfDDS, InfDDS), (Static(max_epochs=2.0), Static)],
+)
+def test_a_strategy_may_be_a_name_or_a_class(
+    given: Any, kind: type[Any], static: SentenceTransformer, tmp_path: Path
+) -> None:
+    options = {"train_dataset": DatasetDict(pool()), "dev_dataset": pool()}
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), strategy=given, **options)
+    assert type(trainer.strategy) is kind
+
+
+@pytest.mark.parametrize(("given", "named"), [("infdds", "inf-dds"), (0.5, "'inf-dds'"), (Dataset, "'inf-dds'")])
+def test_what_is_no_strategy_is_refused(given: Any, named: str, static: SentenceTransformer, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"^strategy: .*{named}"):
+        MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), strategy=given)
+
+
+def test_the_loss_is_info_nce_by_default(static: SentenceTransformer, tmp_path: Path) -> None:
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool())
+    assert isinstance(trainer.loss, PackedMultipleNegativesRankingLoss)
+    assert trainer.loss.scale == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("batch_sampler", "no_duplicates"), ("multi_dataset_batch_sampler", "round_robin")]
+)
+def test_samplers_of_the_library_are_refused(
+    argument: str, value: str, static: SentenceTransformer, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, **{argument: value})
+    with pytest.raises(RecipeError, match=f"^{argument}: not supported"):
+        MixtureTrainer(model=static, args=args, train_dataset=pool())
