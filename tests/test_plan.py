@@ -321,7 +321,7 @@ def test_clusters_have_no_share_of_a_dataset(tmp_path: Path) -> None:
     plan = planned(tmp_path, "strategy=crisp")
     assert [(dataset.share, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
     assert "by clusters" in shown(plan)
-    assert plan.encoding == "encodes 2,152 rows with minilm before training"
+    assert plan.encoding == "encodes 2,152 rows with nowhere/model before training"
 
 
 @pytest.mark.slow
