@@ -74,12 +74,14 @@ def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
     assert shown[1:5] == ["tiny", "zero-shot", "BM25", "tiny"]
 
 
-def test_mistakes_exit_with_2_and_one_line(tmp_path: Path) -> None:
+def test_mistakes_exit_with_2_and_one_line_each(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("name: x\nmodle: {}\n", encoding="utf-8")
     result = mixfluence("train", "wrong.yaml", folder=tmp_path)
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.strip() == "error: wrong.yaml:2: unknown key 'modle'; did you mean 'model'?"
+    missing, unknown = result.stderr.splitlines()
+    assert missing == "error: wrong.yaml:1: model and 2 more: this key is missing"
+    assert unknown == "error: wrong.yaml:2: unknown key 'modle'; did you mean 'model'?"
     assert mixfluence_here("train", folder=tmp_path).returncode == 2
     assert "english13" in mixfluence_here("train", "nothing", folder=tmp_path).stderr
 
