@@ -16,10 +16,9 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import significance
 from mixfluence.evaluation.significance import ROUNDS, Vector
 from mixfluence.report.curves import step_equivalents
-from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
+from mixfluence.runs import MEASURE, REFERENCES, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
-REFERENCES = ("zero-shot", "bm25", "fusion")
 TestName = Literal["t", "randomisation"]
 TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
