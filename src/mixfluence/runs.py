@@ -34,6 +34,8 @@ DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 MANIFEST_FILE = "manifest.json"
 
 MEASURE = "ndcg@10"
+# Models without the training of a run, which it is tested along with.
+REFERENCES = ("zero-shot", "bm25", "fusion")
 PARTS = ("training", "probing", "stages", "clustering")
 _PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering"}
 # Version 0.1.0 wrote format 1, which has neither "format" nor "kind".
@@ -241,7 +243,7 @@ def read_run(path: Path) -> Run:
         return {name: found[name] for name in tested if name in found}
 
     scores = scores_in(path / EVAL_FOLDER)
-    references = {folder.name: scores_in(folder) for folder in sorted((path / REFERENCES_FOLDER).glob("*"))}
+    references = {name: scores_in(path / REFERENCES_FOLDER / name) for name in REFERENCES}
     if missing := [name for name in tested if name not in scores]:
         raise DataError(f"{path / EVAL_FOLDER}: the per-query scores of {', '.join(missing)} are missing")
     dev = dict(map(read_dev_queries, (path / DEV_FOLDER).glob("*.jsonl")))

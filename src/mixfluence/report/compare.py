@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -15,10 +16,9 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import significance
 from mixfluence.evaluation.significance import ROUNDS, Vector
 from mixfluence.report.curves import step_equivalents
-from mixfluence.runs import MEASURE, Group, Run, Score, group_by_seed
+from mixfluence.runs import MEASURE, REFERENCES, Group, Run, Score, group_by_seed
 
 LEVEL = 0.05
-REFERENCES = ("zero-shot", "bm25", "fusion")
 TestName = Literal["t", "randomisation"]
 TESTS = {"t": significance.t_test, "randomisation": significance.randomisation_test}
 TEST_TITLES = {"t": "paired t-test", "randomisation": f"paired randomisation test with {ROUNDS:,} rounds"}
@@ -230,7 +230,7 @@ def _per_query(group: Group, dataset: str, measure: str) -> Vector:
 
 
 def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return the test sets of the runs; an error if a run has none, or two runs differ in them."""
+    """Return the test sets of the runs; an error if a run has not finished, or two differ in their test sets."""
     runs = list(labelled(groups))
     for name, run in runs:
         if not run.finished:
@@ -249,16 +249,18 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
 def _references(groups: Sequence[Group]) -> list[Group]:
     """Return the references that runs were tested with, each once, except those that are groups themselves."""
     given = {run.untrained for _, run in labelled(groups)}
-    found: dict[str, Group] = {}
+    found: dict[tuple[str, str], Group] = {}
     for group in groups:
-        for name in group.runs[0].references.keys() - given:
-            label = {"zero-shot": f"zero-shot {group.recipe.model.name}", "bm25": "BM25"}.get(name)
-            if label:
-                found.setdefault(label, Group((label,), (_reference(group.runs[0], name),)))
-            elif all(name in run.references for run in group.runs):
-                labels = tuple(f"{own} + BM25" for own in group.labels)
-                found[labels[0]] = Group(labels, tuple(_reference(run, name) for run in group.runs))
-    return sorted(found.values(), key=lambda group: REFERENCES.index(group.runs[0].untrained or ""))
+        first, model = group.runs[0], group.recipe.model.name
+        labels = {"zero-shot": (model, f"zero-shot {Path(model).name}"), "bm25": ("", "BM25")}
+        for name in set.intersection(*(set(run.references) for run in group.runs)) - given:
+            if name in labels:
+                key, label = labels[name]
+                found.setdefault((name, key), Group((label,), (_reference(first, name),)))
+            else:
+                fused = tuple(_reference(run, name) for run in group.runs)
+                found[name, group.label] = Group(tuple(f"{label} + BM25" for label in group.labels), fused)
+    return [found[key] for key in sorted(found, key=lambda key: REFERENCES.index(key[0]))]
 
 
 def _reference(run: Run, name: str) -> Run:
