@@ -149,5 +149,6 @@ def test_the_command_lists_and_cleans() -> None:
     assert old.exists()
     run("--clean", "--unused", "2")
     assert (old.exists(), recent.exists()) == (False, True)
-    assert "deleted 1 folders" in run("--clean")
+    (cache_root() / "rows" / "left.arrow").touch()
+    assert "deleted 2 entries" in run("--clean")
     assert entries() == []

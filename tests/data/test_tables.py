@@ -37,7 +37,7 @@ def test_quotes_of_a_tsv_group_text_if_a_cell_is_quoted_as_a_whole(tmp_path: Pat
     content = 'query\tanswer\n"one\nline"\t"says ""hi"""\nr\ts\n'
     rows, notes = read(tmp_path / "t.tsv", content)
     assert rows == [("one\nline", 'says "hi"'), ("r", "s")]
-    assert "quoted" in notes[0]
+    assert "quotes that group text" in notes[0]
     with pytest.raises(DataError, match=r"t\.tsv:2: found 1 columns, expected 2"):
         read(tmp_path / "t.tsv", content, quoting=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import Annotated
 
@@ -22,12 +21,12 @@ def cache(
     The folder is $MIXFLUENCE_CACHE, by default mixfluence in the user's cache folder. With $MIXFLUENCE_CACHE_LIMIT
     (such as 200GB), what was not used for longest is deleted when the cache grows beyond it.
     """
-    from mixfluence.data.cache import cache_root, entries
+    from mixfluence.data.cache import cache_root, delete, entries
 
     now = time.time()
     found = [entry for entry in entries() if now - entry.used >= unused * 86_400]
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading in ("content", "folders", "size", "last used"):
+    for heading in ("content", "entries", "size", "last used"):
         table.add_column(heading, justify="left" if heading == "content" else "right")
     for kind in sorted({entry.folder.parent.name for entry in found}):
         own = [entry for entry in found if entry.folder.parent.name == kind]
@@ -38,5 +37,5 @@ def cache(
         output.print(table)
     if clean:
         for entry in found:
-            shutil.rmtree(entry.folder)
-        print_line(f"deleted {len(found)} folders")
+            delete(entry)
+        print_line(f"deleted {len(found)} entries")

@@ -39,7 +39,7 @@ _verified: set[Path] = set()
 
 
 class Entry(NamedTuple):
-    """A folder of the cache; `used` is when it was last opened."""
+    """A folder of the cache, or a file that an earlier version has left; `used` is when it was last opened."""
 
     folder: Path
     size: int
@@ -77,12 +77,20 @@ def cached(kind: str, key: str, open_folder: Callable[[Path], Opened], build: Ca
 def entries() -> list[Entry]:
     """Return all folders of the cache, the one that was not used for longest first."""
     found = []
-    for folder in cache_root().glob("*/*/"):
+    for folder in cache_root().glob("[!l]*/*"):  # all but locks
         with suppress(OSError):  # another process may delete it
-            size = sum(file.stat().st_size for file in folder.iterdir())
+            size = sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else folder.stat().st_size
             mark = folder / CHECKSUMS
             found.append(Entry(folder, size, (mark if mark.exists() else folder).stat().st_mtime))
     return sorted(found, key=lambda entry: entry.used)
+
+
+def delete(entry: Entry) -> None:
+    """Delete an entry; it is built again if it is needed."""
+    if entry.folder.is_dir():
+        shutil.rmtree(entry.folder, ignore_errors=True)
+    else:
+        entry.folder.unlink(missing_ok=True)
 
 
 def checksum(path: Path) -> str:
@@ -163,5 +171,5 @@ def _keep_below_limit() -> None:
         # What was used within a day may be in use.
         if excess > 0 and entry.used < time.time() - DAY_SECONDS:
             logger.info("%s: deleted, the cache exceeds its limit of %s", entry.folder, limit)
-            shutil.rmtree(entry.folder, ignore_errors=True)
+            delete(entry)
             excess -= entry.size

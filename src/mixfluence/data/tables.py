@@ -35,7 +35,8 @@ def read_table(
     sample = list(islice(lines, SAMPLE_LINES))
     delimiter, quoting = _detect(sample, default, dialect)
     if (delimiter, quoting) not in {(default, default == ","), dialect[:2]}:
-        notes.append(f"{path}: read with the delimiter {delimiter!r} and {'quoted' if quoting else 'literal'} quotes")
+        quotes = "quotes that group text" if quoting else "literal quotes"
+        notes.append(f"{path}: read with the delimiter {delimiter!r} and {quotes}")
     reader = _reader(chain(sample, lines), delimiter, quoting)
     try:
         first: list[str] = next(reader, [])

@@ -32,7 +32,7 @@ from mixfluence.data.rows import RowSet, text_key
 from mixfluence.data.tokens import Ids, SelectedRows, TokenisedRows, TokenLayout, TokenTable, write_tables
 from mixfluence.errors import DataError, MixfluenceError
 
-ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 3, 1
+ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 4, 2
 ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
 CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 # A short text beside one that exceeds any maximum length: the output has padding and shows the truncation.
