@@ -178,7 +178,6 @@ SURROUNDINGS = [
     ),
     Case("compiling without a GPU", "train recipe.yaml training.compiled=true", ("compiled",)),
     Case("a page that is a folder", "report run -o data", ("data",), says="cannot be written (Is a directory)"),
-    Case("figures to a folder that is a file", "report run --figures recipe.yaml", ("recipe.yaml",)),
     Case("weights to a folder that is a file", "weights run -o recipe.yaml/w.json", ("recipe.yaml/w.json",)),
     Case(
         "scores to a folder that is a file",
