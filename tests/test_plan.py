@@ -313,7 +313,7 @@ def test_every_shipped_recipe_can_be_costed_without_its_data(
     plan = plan_run(recipe)
     assert plan.cost >= recipe.training.steps
     known = [dataset.epochs is not None for dataset in plan.datasets]
-    assert known == [recipe.strategy.name != "crisp"] * len(recipe.train)
+    assert known == [not recipe.strategy.clusters] * len(recipe.train)
 
 
 def test_the_learning_rate_goes_up_and_down_in_a_line() -> None:
