@@ -322,3 +322,4 @@ def test_runs_without_test_sets_are_compared_by_their_cost() -> None:
     assert (found.tests, found.contrast) == ((), None)
     assert found.relative_cost(found.groups[1]) == pytest.approx(4 / 3)
     assert "| 2 | b | Inf-DDS |" in to_markdown(found)
+    assert "No test results" in to_markdown(found)

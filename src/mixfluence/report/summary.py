@@ -30,6 +30,8 @@ def make_sheets(comparison: Comparison) -> list[Sheet]:
 def make_notes(comparison: Comparison) -> list[str]:
     """Return the sentences to print below the tables."""
     notes = list(_test_notes(comparison, comparison.contrast)) if comparison.contrast else []
+    if not comparison.tests:
+        notes.append("No test results: give the runs test sets, or score their models with mixfluence evaluate.")
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
     notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
     statics = [group for group in comparison.groups if group.recipe.strategy.baseline and comparison.cost(group)]
