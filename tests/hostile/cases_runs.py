@@ -104,8 +104,8 @@ RUNS = [
     of_run("a recipe that is damaged", "status run", "recipe.yaml", "name: ["),
     of_run("inputs that are damaged", RESUME, "inputs.json", "{"),
     of_run("a recipe with a Python tag", "status run", "recipe.yaml", "name: !!python/name:os.system\n"),
-    Case("no run", "status absent", ("absent",), says="not a run folder"),
-    Case("data for a run", "status data", ("data",)),
+    Case("no run", "status absent", ("absent",), says="no such folder"),
+    Case("data for a run", "status data", ("data",), says="not a run folder"),
     of_run("a trace that is not JSON", "status run", "trace.jsonl", "{\n", TRACE, "line 1"),
     of_run("a trace that is not UTF-8", "status run", "trace.jsonl", b'{"step\xff": 0}\n', TRACE, "line 1"),
     of_run(
