@@ -36,12 +36,14 @@ class Cell(Job):
         title: The title of that row in tables.
         target: The only set that guides and tests it; None if it is for all.
         derivations: Files of rows to write before it can start.
+        source: The recipe with the rows that they are made of, as many, by which the cost is planned.
     """
 
     row: Row
     title: str
     target: str | None
     derivations: tuple[Derivation, ...] = ()
+    source: Recipe | None = None
 
     @property
     def seed(self) -> int:
@@ -56,7 +58,7 @@ class Cell(Job):
 
     def cost(self, gpus: int) -> float:
         """Return the cost in training steps; testing a reference costs none."""
-        return 0.0 if self.row.reference else super().cost(gpus)
+        return 0.0 if self.row.reference else Job(self.name, self.source or self.recipe).cost(gpus)
 
 
 def build_cells(
@@ -99,8 +101,8 @@ def build_cells(
                 for seed in range(count):
                     name = f"{folder_name(f'{label} for {target}' if target else label)}/{seed}"
                     recipe = base.model_copy(update={"seed": seed, "output": output / name})
-                    recipe, files = derive(recipe, output / ROWS, resampled=row.resampled, teacher=setting.teacher)
-                    cells.append(Cell(name, recipe, row, title, target, files))
+                    made, files = derive(recipe, output / ROWS, resampled=row.resampled, teacher=setting.teacher)
+                    cells.append(Cell(name, made, row, title, target, files, source=recipe))
     return sorted(cells, key=lambda cell: cell.seed)
 
 
