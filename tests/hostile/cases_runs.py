@@ -104,7 +104,7 @@ RUNS = [
     of_run("a recipe that is damaged", "status run", "recipe.yaml", "name: ["),
     of_run("inputs that are damaged", RESUME, "inputs.json", "{"),
     of_run("a recipe with a Python tag", "status run", "recipe.yaml", "name: !!python/name:os.system\n"),
-    Case("no run", "status absent", ("absent",), says="not a run folder"),
+    Case("no run", "status absent", ("absent",), says="no such folder"),
     Case("data for a run", "status data", ("data",)),
     of_run("a trace that is not JSON", "status run", "trace.jsonl", "{\n", TRACE, "line 1"),
     of_run("a trace that is not UTF-8", "status run", "trace.jsonl", b'{"step\xff": 0}\n', TRACE, "line 1"),
@@ -178,7 +178,6 @@ SURROUNDINGS = [
     ),
     Case("compiling without a GPU", "train recipe.yaml training.compiled=true", ("compiled",)),
     Case("a page that is a folder", "report run -o data", ("data",), says="cannot be written (Is a directory)"),
-    Case("figures to a folder that is a file", "report run --figures recipe.yaml", ("recipe.yaml",)),
     Case("weights to a folder that is a file", "weights run -o recipe.yaml/w.json", ("recipe.yaml/w.json",)),
     Case(
         "scores to a folder that is a file",
