@@ -144,7 +144,16 @@ def test_the_trace_tells_of_all_targets_together(make_static: MakeModel, tmp_pat
     trainer = small_run(make_static(), tmp_path, strategy, max_steps=6, dev_dataset=dev)
     for line in updates(trainer):
         update = line["update"]
-        assert set(update) == {"influence", "on_targets", "dev", "rows", "failed", "seconds", "memory"}
+        assert set(update) == {
+            "influence",
+            "on_targets",
+            "target_errors",
+            "dev",
+            "rows",
+            "failed",
+            "seconds",
+            "memory",
+        }
         assert update["on_targets"] == {"like-near+like-far": update["influence"]}
         assert update["influence"].keys() == pool().keys()
         assert update["memory"] == 1

@@ -607,7 +607,7 @@ def test_the_trace_tells_what_was_measured_and_what_came_of_it(make_static: Make
         update = line["update"]
         assert set(update) == {
             *("influence", "error", "trust", "gate"),
-            *("on_targets", "dev", "rows", "failed", "seconds", "memory"),
+            *("on_targets", "target_errors", "dev", "rows", "failed", "seconds", "memory"),
         }
         assert update["rows"] == {"like-near": 9, "like-far": 18}
         assert update["failed"] == []

@@ -120,7 +120,7 @@ def test_targets_pass_together_and_are_judged_apart(tiny_bert: SentenceTransform
     tiny_bert.eval()
     rows = mixture_rows(tiny_bert)
     padded, packed = columns_of(rows), columns_of(rows, learn(tiny_bert, rows))
-    metric = info_nce_metric(0.05, hard_negatives=True)
+    metric = info_nce_metric(0.05)
     values = {}
     for columns in padded, packed:
         batches = [DevBatch("one", [Piece(columns[:2]), Piece(columns[:2])]), DevBatch("two", [Piece(columns[2:])])]
