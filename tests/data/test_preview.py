@@ -79,7 +79,7 @@ def test_large_datasets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(previews, "ROWS_PER_BATCH", 3)
     rows = row_set(*(Row("same", "w " * (i + 1)) for i in range(5)), Row("same", "w "))
     head = next(preview("toy", rows))
-    assert head == "toy: 6 rows, 0 of the first 3 duplicates; words: anchor 1 (up to 1), positive 2 (up to 4)"
+    assert head == "toy: 6 rows, 0 duplicates among the first 3; words: anchor 1 (up to 1), positive 2 (up to 4)"
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

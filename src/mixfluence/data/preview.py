@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mixfluence.data.formats import Source, read_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
+from mixfluence.display import counted
 from mixfluence.schema import short
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def preview(name: str, rows: RowSet, count: Count | None = None) -> Iterator[str
     batches = islice(rows.rows.select_columns(list(ROLES)).iter(ROWS_PER_BATCH), DUPLICATE_BATCHES)
     keys = [text_key("\0".join(pair)) for batch in batches for pair in zip(*batch.values(), strict=True)]
     twice = len(keys) - len(set(keys))
-    looked = f" of the first {len(keys):,}" if len(keys) < len(rows) else ""
-    yield f"{name}: {len(rows):,} rows, {twice:,}{looked} duplicates; {'tokens' if count else 'words'}: {shown}"
+    looked = f" among the first {len(keys):,}" if len(keys) < len(rows) else ""
+    size = f"{counted(len(rows), 'row')}, {counted(twice, 'duplicate')}{looked}"
+    yield f"{name}: {size}; {'tokens' if count else 'words'}: {shown}"
     first = rows.rows[0]
     for role in ROLES:
         yield f"  {role}{_columns(rows, role)}: {short(first[role])}"
