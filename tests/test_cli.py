@@ -86,12 +86,12 @@ def test_mistakes_exit_with_2_and_one_line_each(tmp_path: Path) -> None:
     assert "english13" in mixfluence_here("train", "nothing", folder=tmp_path).stderr
 
 
-def test_recipes_can_be_listed_shown_copied_and_checked(tmp_path: Path) -> None:
+def test_recipes_can_be_listed_shown_copied_and_checked(tmp_path: Path, recipe_path: Path) -> None:
     assert "pydocs" in mixfluence_here("recipes", folder=tmp_path).stdout
     shown = mixfluence_here("recipes", "show", "pydocs", folder=tmp_path).stdout
     assert mixfluence_here("recipes", "copy", "pydocs", folder=tmp_path).returncode == 0
     assert (tmp_path / "pydocs.yaml").read_text(encoding="utf-8") == shown
     assert mixfluence_here("recipes", "copy", "pydocs", folder=tmp_path).returncode == 2
-    checked = mixfluence_here("recipes", "check", "pydocs.yaml", "training.steps=200", folder=tmp_path)
+    checked = mixfluence_here("recipes", "check", str(recipe_path), "training.steps=24", folder=tmp_path)
     assert checked.returncode == 0
-    assert "steps: 200" in checked.stdout
+    assert "steps: 24" in checked.stdout

@@ -182,7 +182,7 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["first expert", "second expert", "merge"])
+@pytest.mark.parametrize("stage", ["first expert", pytest.param("second expert", marks=pytest.mark.soak), "merge"])
 def test_interrupted_in_any_stage_it_ends_bitwise_alike(
     stage: str, recipe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +308,7 @@ def train_together(recipe_path: Path, changes: list[str]) -> None:
     experiment.run(load_recipe(recipe_path, changes))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_processes_agree_on_a_merge(recipe_path: Path) -> None:
     start_processes(train_together, recipe_path, [MERGE, "training.batch_size=4"])
     run = read_run(recipe_path.parent / "run")

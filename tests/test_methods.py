@@ -122,7 +122,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_method_stopped_in_a_stage_equals_the_uninterrupted_one(
     stage: int, recipe_path: Path, tmp_path: Path, tiny_bert_folder: Path
 ) -> None:

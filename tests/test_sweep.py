@@ -179,7 +179,7 @@ def test_a_sweep_runs_reports_failures_and_compares(recipe: str, tiny_bert_folde
     assert changed.stderr.count("another value of training.steps") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_terminated_sweep_saves_checkpoints_and_continues(recipe: str, tmp_path: Path) -> None:
     (job,) = jobs = build_jobs(recipe, ["training.steps=40", "training.save_every=8"], output=tmp_path / "out")
 

@@ -69,7 +69,7 @@ def children_of(process: int | None) -> list[int]:
         (signal.SIGTERM, True),
         (signal.SIGTERM, False),
         (signal.SIGINT, False),
-        (signal.SIGUSR1, False),
+        pytest.param(signal.SIGUSR1, False, marks=pytest.mark.soak),
         (signal.SIGXCPU, False),
     ],
 )

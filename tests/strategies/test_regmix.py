@@ -144,7 +144,7 @@ def test_a_recipe_scores_proxies_and_trains_on_the_mixture_found(recipe_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [5, 9])
+@pytest.mark.parametrize("stage", [5, pytest.param(9, marks=pytest.mark.soak)])
 def test_interrupted_in_any_stage_it_ends_bitwise_alike(stage: int, recipe_path: Path, tmp_path: Path) -> None:
     class StopInRun(StopAt):
         runs = 0
