@@ -121,6 +121,9 @@ def test_every_chart_is_drawn_and_can_be_saved_as_png_and_svg(open_page: Open, t
             figure.locator(f"[data-title^='{title}']").first.click()
         download.value.save_as(tmp_path / "file")
         assert (tmp_path / "file").read_bytes().startswith(start)
+    titles = [button.get_attribute("data-title") for button in page.locator(".modebar-btn").all()]
+    assert titles
+    assert not any("share" in (title or "").lower() for title in titles), "a chart must not leave the machine"
 
 
 def test_lines_of_all_runs_can_be_chosen_by_dataset_and_zoomed(open_page: Open) -> None:

@@ -153,7 +153,7 @@ def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | N
     if len(targets) * len(found) <= MOST_TEXTS:
         heat["texttemplate"] = "%{text}"
     heat["colorscale"] = [[0, "--c1"], [0.5, "--page"], [1, "--c0"]]
-    layout = _axes("dev set", "dataset") | {"height": 230 + 24 * len(found)}
+    layout = _axes("dev set", "dataset") | {"height": 260 + 24 * len(found)}
     layout["yaxis"]["autorange"] = "reversed"
     yield Chart(_title(f"{prefix}what helps whom: {unit}, mean of the last rounds"), [heat], layout)
 
@@ -172,7 +172,7 @@ def _bars(title: str, parts: Mapping[str, Mapping[str, float]], unit: str) -> Ch
         _trace(part, [values.get(name, 0.0) for name in names], places, number) | {"type": "bar", "orientation": "h"}
         for number, (part, values) in enumerate(parts.items())
     ]
-    layout = _axes(unit, "") | {"barmode": "stack", "height": 140 + 22 * len(names)}
+    layout = _axes(unit, "") | {"barmode": "stack", "height": 170 + 22 * len(names)}
     layout["yaxis"] = {"tickvals": places, "ticktext": list(map(_text, names)), "autorange": "reversed"}
     return Chart(title, traces, layout)
 

@@ -16,7 +16,7 @@ function draw(chart) {
       font: { family: "system-ui, sans-serif", size: 12, color: css("--ink") },
       paper_bgcolor: css("--page"), plot_bgcolor: css("--page"),
       xaxis: axis, yaxis: axis, hoverlabel: { namelength: -1 }, showlegend: entries > 1,
-      margin: { l: 50, r: 10, t: layout.updatemenus ? 40 : 10, b: 40 },
+      margin: { l: 50, r: 10, t: 40, b: 40 },
       legend: narrow ? below : {},
       height: narrow ? 320 + (entries > 1 ? 19 * Math.ceil(entries / (chart.clientWidth < 400 ? 1 : 2)) : 0) : 340,
     },
@@ -28,6 +28,7 @@ function draw(chart) {
   };
   Plotly.newPlot(chart.querySelector(".plot"), data, layout, {
     responsive: true, displaylogo: false, modeBarButtonsToAdd: [svg],
+    showSendToCloud: false, plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     toImageButtonOptions: { format: "png", scale: 3, filename: name },
   });
