@@ -62,8 +62,9 @@ SETTINGS = {
     "inf-dds": "update_every: 4, warmup_steps: 2",
     "multidds": "update_every: 4, warmup_steps: 2, rate: 0.01",
     "doge": "update_every: 2, rounds: 2, step: 1000.0",
-    "doremi": "rate: 0.5",
-    "tdro": "rate: 0.5",
+    # Without dropout a proxy of a few steps hardly differs from its reference.
+    "doremi": "rate: 500",
+    "tdro": "rate: 500",
     "crisp": "branching: 2, levels: 2, encoder: {model}",
     "chameleon": "encoder: {model}",
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
@@ -118,7 +119,7 @@ def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_be
     if record["stages"] and method not in {"merge", "regmix"}:
         found = record["stages"][STAGES[method][-1]]["found"]
         assert weights == pytest.approx(found)
-        assert found["small"] != pytest.approx(0.5, abs=1e-7)
+        assert found["small"] != pytest.approx(0.5, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -137,7 +138,7 @@ def test_a_method_stopped_in_a_stage_equals_the_uninterrupted_one(
                 super().on_step_end(*args, **kwargs)
 
     # The proxy is as long as the recipe says, the other runs as the training.
-    method = chosen("doremi", tiny_bert_folder).replace("rate: 0.5", "rate: 0.5, proxy_steps: 8")
+    method = chosen("doremi", tiny_bert_folder).replace("rate: 500", "rate: 500, proxy_steps: 8")
     changes = [method, "selection.every=4"]
     whole = load_recipe(recipe_path, changes)
     expected = run(whole)

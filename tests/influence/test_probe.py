@@ -441,7 +441,7 @@ def test_with_reptile_the_model_moves_by_the_mean_of_its_probes_and_nothing_else
     assert before["tensors"][len(start) :] == buffers
 
 
-@pytest.mark.parametrize("tau", ["spread", 0.5])
+@pytest.mark.parametrize("tau", ["spread", 0.001])
 def test_reptile_favours_the_better_probes_by_its_temperature(static: SmallLearner, tau: str | float) -> None:
     model = encoder(static)
     moves = [moved_by(static, dataset)[0] for dataset in range(3)]
@@ -452,7 +452,7 @@ def test_reptile_favours_the_better_probes_by_its_temperature(static: SmallLearn
     temperature = gains.std() if isinstance(tau, str) else tau
     prober.measure([0, 1, 2], batches(model), dev_batches(model), seed=5, spread=gains.std())
     shares = torch.tensor(gains / temperature).softmax(0).float()
-    assert shares.max() > 0.34
+    assert shares.max() > 0.4
     expected = start + torch.einsum("p,p...->...", shares, torch.stack(moves))
     torch.testing.assert_close(next(static.model.parameters()).detach(), expected, rtol=1e-4, atol=1e-6)
 
