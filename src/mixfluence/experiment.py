@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from mixfluence import runs
 from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.clustering.arms import read_arms, write_arms
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
@@ -92,7 +93,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
     inputs = collect_inputs(recipe, data)
-    pool, dataset_shares = _divide(recipe, data, watch)
+    pool, dataset_shares = _divide(recipe, data, watch, resume=resume)
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
@@ -125,16 +126,21 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
 
 
 def _divide(
-    recipe: Recipe, data: Data, watch: runs.Stopwatch
+    recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool
 ) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
     """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
     strategy = recipe.strategy
     if not strategy.clusters:
         return data, dict
-    processes = PartialState()
+    processes, stored = PartialState(), recipe.output / runs.ARMS_FILE
     with watch("cluster"), processes.main_process_first():
-        least_rows = recipe.training.batch_size * processes.num_processes
-        found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+        if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
+            found = read_arms(data.train, stored)
+        else:
+            least_rows = recipe.training.batch_size * processes.num_processes
+            found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+            if found.numbers is not None and processes.is_main_process:
+                write_arms(stored, found.numbers)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares

@@ -15,6 +15,7 @@ import numpy as np
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector, cap
+from mixfluence.policy.arms import totals
 from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
@@ -76,6 +77,7 @@ class Plan:
         clustering: Cost of clustering before training.
         encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
+        clusters: How many clusters of the datasets are drawn at most, for a strategy with arms; 0 for others.
     """
 
     recipe: Recipe
@@ -86,6 +88,7 @@ class Plan:
     clustering: float
     encoding: str | None
     absent: list[str]
+    clusters: int = 0
 
     @property
     def cost(self) -> float:
@@ -130,10 +133,12 @@ def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
 
 
 def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
-    training, clusters, train = recipe.training, recipe.strategy.clusters, checked.train
+    training, arms, train = recipe.training, recipe.strategy.division, checked.train
+    if arms:
+        train = arms.expected_sizes(train)
     stages: list[tuple[Stage, Strategy]] = []
     for stage in recipe.strategy.stages(recipe):
-        strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
+        strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or _unknown_start(recipe) else {})
         strategy.start(train)
         stages.append((stage, strategy))
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
@@ -143,7 +148,13 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
     guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
+    clusters = len(train) if arms else 0
+    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent, clusters)
+
+
+def _unknown_start(recipe: Recipe) -> bool:
+    """Whether the mixture at the start follows from clusters that are not known yet."""
+    return recipe.strategy.clusters and recipe.strategy.division is None
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -156,7 +167,7 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 def _plan_datasets(
     recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
-    if recipe.strategy.clusters:
+    if _unknown_start(recipe):
         return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
     draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)
@@ -165,11 +176,10 @@ def _plan_datasets(
     batches = _batch_rows(sizes, recipe.training.batch_size, processes)
     if (max_epochs := stages[0][1].max_epochs) is not None:
         shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
-    epochs = shares * draws * batches / sizes
-    return [
-        DatasetPlan(name, rows, share, times)
-        for (name, rows), share, times in zip(train.items(), shares.tolist(), epochs.tolist(), strict=True)
-    ]
+    drawn, share_of = (dict(zip(train, values.tolist(), strict=True)) for values in (shares * draws * batches, shares))
+    if recipe.strategy.division:
+        train, drawn, share_of = totals(train), totals(drawn), totals(share_of)
+    return [DatasetPlan(name, rows, share_of[name], drawn[name] / rows) for name, rows in train.items()]
 
 
 def _plan_stage(

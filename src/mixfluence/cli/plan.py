@@ -73,6 +73,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
+    if plan.clusters:
+        yield "arms", f"at most {plan.clusters:,} clusters of {len(plan.datasets):,} datasets"
     if plan.encoding:
         yield "clustering", f"{plan.encoding}; as much as {plan.clustering:,.0f} training steps if encoders are alike"
     for text, same in groupby(plan.stages, _stage):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
 from mixfluence.policy import RULES, Anchored, Evidence, Rule
+from mixfluence.policy.arms import siblings
 from mixfluence.schema import BatchSize, Share, registered
 from mixfluence.strategies.base import LogitStrategy
 
@@ -101,7 +103,8 @@ class InfDDS(LogitStrategy):
     def start(self, sizes: Mapping[str, int]) -> None:
         super().start(sizes)
         self.rule.start(self._logits)
-        self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
+        groups = siblings(sizes) if self.arms else None
+        self._evidence = Evidence(shrink=self.shrink, gate=self.gate, groups=groups)
 
     def update(self, influences: Influences) -> dict[str, Any]:
         if len(influences.probed) < 2:
@@ -110,7 +113,9 @@ class InfDDS(LogitStrategy):
         judged = (influences.on_targets(), influences.errors()) if self.rule.by_target else (values, errors)
         reward = self._evidence.judge(influences.probed, *judged)
         self._logits = self.rule.move(self._logits, reward)
-        trust = reward.trust.mean(axis=1) if self.rule.by_target else reward.trust
+        # With arms, a reward also has what siblings tell of those that were not measured.
+        trust = reward.trust[np.isin(reward.probed, influences.probed)]
+        trust = trust.mean(axis=1) if self.rule.by_target else trust
         facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": trust.tolist()}
         return {**facts, "gate": reward.gate}
 
