@@ -16,7 +16,8 @@ from rich.text import Text
 
 from mixfluence import runs
 from mixfluence.display import MOST_DATASETS, duration, largest, mixture_table, printable
-from mixfluence.report.curves import influence_unit, matrix
+from mixfluence.policy.arms import totals
+from mixfluence.report.curves import influence_unit, matrix, with_terms
 from mixfluence.report.figures import with_error
 from mixfluence.report.tables import Screen, Sheet, measure_sheet, numbers, words
 from mixfluence.runs import Run, TraceLine, read_run
@@ -95,7 +96,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
     ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
     sealed = runs.checkpoint_files(folder, runs.MANIFEST_FILE)
     checkpoint = int(sealed[-1].parent.name.rpartition("-")[2]) if sealed else None
-    return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None)
+    return Status(run, stage, stages, with_terms(trace), checkpoint, changed, silent if ended else None)
 
 
 def status_view(status: Status) -> Lines:
@@ -113,6 +114,9 @@ def status_view(status: Status) -> Lines:
         what = "mixture found" if status.found else "sampling probabilities"
         when = "" if run.finished else " so far" if status.found else " now"
         note = f", last influence from step {measured:,}" if measured else ""
+        if run.recipe.strategy.division:
+            datasets = [totals(weights) for weights in status.history]
+            parts += [Text(f"\n{what} of datasets{when}, with history", "dim"), mixture_table(datasets, {})]
         parts += [Text(f"\n{what}{when}, with history{note}", "dim"), mixture_table(status.history, influence)]
     sheets = [_matrix_sheet(status)] if matrix(status.trace) else []
     if scores := run.record.get("scores"):

@@ -169,9 +169,11 @@ class MixtureBatchSampler(Sampler[list[int]]):
         if self._row_limits is not None:
             most = np.minimum(most, self._row_limits[own] - self.rows_drawn[own])
         shares = probabilities[own] / probabilities[own].sum()
-        wanted = _apportion(shares, int(self._batch_sizes[own].max()), uniform(self._seed, number, 1))
+        size = int(min(self._batch_sizes.max(), self._batch_sizes[own].sum()))
+        wanted = _apportion(shares, size, uniform(self._seed, number, 1))
         counts = np.minimum(wanted, most).astype(np.int64).tolist()
-        return {dataset: count for dataset, count in zip(own.tolist(), counts, strict=True) if count > 0}
+        choice = {dataset: count for dataset, count in zip(own.tolist(), counts, strict=True) if count > 0}
+        return choice or {chosen: int(self._batch_sizes[chosen])}
 
     def _take(self, choice: Choice) -> tuple[list[Draw], Rows]:
         """Return the rows of a batch, numbered through all datasets, and where they are from."""
