@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.display import MOST_DATASETS, duration, largest, mixture_table, printable
+from mixfluence.display import MOST_DATASETS, NAME_WIDTH, duration, largest, mixture_table, printable
 from mixfluence.policy.arms import totals
 from mixfluence.report.curves import influence_unit, matrix, with_terms
 from mixfluence.report.figures import with_error
@@ -25,6 +25,8 @@ from mixfluence.strategies import FINAL
 
 # A trace that has not grown for this many times its longest pause, and at least a minute, has probably ended.
 PATIENCE, LEAST_PATIENCE = 5, 60.0
+# Names of clusters end with their typical terms.
+TERMS_WIDTH = 40
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ def status_view(status: Status) -> Lines:
         if run.recipe.strategy.division:
             datasets = [totals(weights) for weights in status.history]
             parts += [Text(f"\n{what} of datasets{when}, with history", "dim"), mixture_table(datasets, {})]
-        parts += [Text(f"\n{what}{when}, with history{note}", "dim"), mixture_table(status.history, influence)]
+        width = TERMS_WIDTH if run.recipe.strategy.division else NAME_WIDTH
+        table = mixture_table(status.history, influence, width)
+        parts += [Text(f"\n{what}{when}, with history{note}", "dim"), table]
     sheets = [_matrix_sheet(status)] if matrix(status.trace) else []
     if scores := run.record.get("scores"):
         sheets.append(measure_sheet("test scores x 100", scores))
