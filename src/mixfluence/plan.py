@@ -60,6 +60,7 @@ class StagePlan:
     memory: float
     scoring_cost: float = 0.0
     merges: bool = False
+    warmup_steps: int = 0
 
     @property
     def cost(self) -> float:
@@ -197,12 +198,16 @@ def _plan_stage(
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
         update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
     strategy.space_rounds(update_cost, stage.steps)
-    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    warmup = stage.warmup_steps(training)
+    updates = list(_updates(strategy, stage.steps, warmup))
     if len(possible) and updates:
         memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
-    dev_rows = method.dev_batch_size
-    return StagePlan(stage.name, stage.steps, step_cost, len(updates), first, update_cost, dev_rows, memory)
+    measured_rows = method.dev_batch_size
+    return StagePlan(
+        *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
+        warmup_steps=warmup,
+    )
 
 
 def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
@@ -247,7 +252,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
     if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
-        yield from _late_or_early(stage, training.warmup_steps)
+        yield from _late_or_early(stage)
     wanted = max(stage.dev_batch_size for stage in plan.stages)
     for name, rows in plan.guides.items():
         if rows < wanted:
@@ -261,13 +266,13 @@ def _of_this_machine(plan: Plan) -> Iterator[str]:
         yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
 
 
-def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
-    first = stage.first_update
+def _late_or_early(stage: StagePlan) -> Iterator[str]:
+    first, warmup = stage.first_update, stage.warmup_steps
     if stage.dev_batch_size and first is None:
         yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
     if first is not None and first < warmup:
         rate = f"{relative_rate(first, stage.steps, warmup):.0%} of its maximum"
-        when = f"the learning rate has reached only {rate} (training.warmup_steps is {warmup})"
+        when = f"the learning rate has reached only {rate} (it warms up for {warmup} steps)"
         yield f"the first update is at step {first}, when {when}"
 
 
