@@ -65,8 +65,9 @@ def rehearse_tests(recipe: Recipe, model: SentenceTransformer, data: Data, place
             rank_dev(recipe, model, dev, Path(folder))
             evaluate_tasks(model, test, recipe, Path(folder))
     except (OSError, UnicodeError) as error:
-        named = isinstance(error, OSError) and error.filename
-        reason = f"{Path(error.filename).name}: {error.strerror}" if named else error
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename:
+            reason = f"{Path(error.filename).name}: {error.strerror}"
         raise RecipeError(f"{recipe.output}: results could not be written ({reason})") from error
 
 
