@@ -114,3 +114,11 @@ def test_a_plan_of_a_similar_start_lists_datasets() -> None:
     plan = plan_run(planned(init="similar"))
     assert [(own.rows, own.share) for own in plan.datasets] == [(2_000, None)] * 9 + [(200, None)]
     assert plan.clusters == 73
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inf-dds", "doge"])
+def test_a_plan_sets_up_a_run_on_arms(name: str, recipe_path: Path) -> None:
+    plan = plan_run(on_arms(recipe_path, name))
+    assert plan.clusters == 4
+    assert {own.name: own.rows for own in plan.datasets} == {"big": 80, "small": 20}

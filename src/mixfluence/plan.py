@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.data.reading import Data
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
@@ -80,6 +84,7 @@ class Plan:
         clustering: Cost of clustering before training.
         encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
+        data: What was read on this machine.
         clusters: How many clusters of the datasets are drawn at most, for a strategy with arms; 0 for others.
     """
 
@@ -91,6 +96,7 @@ class Plan:
     clustering: float
     encoding: str | None
     absent: list[str]
+    data: Data | None
     clusters: int = 0
 
     @property
@@ -152,8 +158,8 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
     guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    clusters = len(train) if arms else 0
-    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent, clusters)
+    known = checked.encoding, checked.absent, checked.data, len(train) if arms else 0
+    return Plan(recipe, processes, datasets, guides, planned, clustering, *known)
 
 
 def _found_by_clustering(recipe: Recipe) -> bool:

@@ -16,6 +16,8 @@ from mixfluence.strategies import FINAL
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
 MOST_DATASETS = 32
 MOST_POINTS = 150
+# A curve of fewer points is drawn as it is.
+LEAST_SMOOTHED = 20
 # Rounds that the matrix of influences is averaged over.
 LAST_ROUNDS = 10
 NATS = ("info-nce", "info-nce-hard", "distillation", "training-loss")
@@ -43,6 +45,15 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(value, dict):
         return value
     return {names.get(key, key): _renamed(own, names) for key, own in value.items()}
+
+
+def smoothed(points: Points) -> Points:
+    """Return the moving average of a curve, over a twentieth of it around each point; none of a short curve."""
+    if len(points) < LEAST_SMOOTHED:
+        return []
+    half = max(2, len(points) // 40)
+    windows = (points[max(0, place - half) : place + half + 1] for place in range(len(points)))
+    return [(step, fmean(value for _, value in own)) for (step, _), own in zip(points, windows, strict=True)]
 
 
 def shown_datasets(trace: Sequence[TraceLine]) -> list[str]:
