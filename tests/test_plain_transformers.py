@@ -6,7 +6,7 @@
 - With bidirectional attention the first token sees the others; a model without the switch is refused.
 - All of it is saved with the model.
 - Packed vectors and gradients are those of padded texts, with causal, bidirectional and local attention.
-- Each architecture trains, probes and resumes bitwise from a recipe.
+- Each architecture trains, probes and resumes bitwise from a recipe; so do LoRA adapters, which are saved alone.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import embed_columns
+from mixfluence.recipe import ModelSection
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_trace
 from tests.conftest import WORDS, row_set
@@ -206,6 +207,7 @@ def test_packed_vectors_and_gradients_are_those_of_padded_texts(
 
 
 RECIPES: list[tuple[str, dict[str, Any], bool]] = [
+    ("gemma", {"pooling": "mean", "lora": 2}, True),
     ("distilbert", {"pooling": "mean"}, False),
     ("gemma", {"pooling": "mean", "bidirectional": True}, True),
     ("smollm", {"pooling": "last", "padding": "left"}, False),
@@ -236,11 +238,19 @@ def test_each_architecture_trains_probes_and_resumes_bitwise(
     run(broken, resume=True)
     weights, traces = [], []
     for recipe in whole, broken:
-        weights.append(load_file(recipe.output / "model" / "model.safetensors"))
+        (file,) = (recipe.output / "model").glob("*.safetensors")
+        weights.append(load_file(file))
         lines = read_trace(recipe.output / "trace.jsonl")
         traces.append([line["update"]["influence"] for line in lines if "update" in line])
     assert len(traces[0]) == 3
     assert traces[0] == traces[1]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    start = load_file(Path(plain[name]) / "model.safetensors")
-    assert any(not torch.equal(weights[0][key], start[key]) for key in start)
+    trained, untrained = (load_encoder(str(name), device="cpu") for name in (whole.output / "model", plain[name]))
+    assert not np.allclose(trained.encode(TEXTS), untrained.encode(TEXTS), atol=1e-3)
+    adapters = [key for key in weights[0] if "lora" in key]
+    assert len(adapters) == (len(weights[0]) if "lora" in options else 0)
+
+
+def test_adapters_are_refused_where_they_would_be_saved_without_the_switch(plain: dict[str, str]) -> None:
+    with pytest.raises(RecipeError, match="lora"):
+        ModelSection(name=plain["gemma"], bidirectional=True, lora=2)

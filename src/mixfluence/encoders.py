@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
+import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
@@ -39,6 +40,7 @@ def load_encoder(
     bidirectional: bool | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
+    lora: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     device: str | None = None,
@@ -58,6 +60,7 @@ def load_encoder(
         bidirectional: Whether the tokens of a decoder see later ones, for architectures with such a switch (Gemma 3).
         query_length: Maximum tokens of a query.
         passage_length: Maximum tokens of a passage.
+        lora: Rank of LoRA adapters in all linear layers, which are then trained alone; needs the package peft.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
@@ -71,16 +74,7 @@ def load_encoder(
         options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
         if bidirectional is not None:
             options["config_kwargs"] = {BIDIRECTIONAL: bidirectional}
-        try:
-            model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
-        except Exception as error:  # libraries, network and file parsers each raise their own types
-            place = "neither as a folder nor as a hub id"
-            raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
-        modules = load_file_path(name, "modules.json", revision=revision)
-        if modules is None:
-            _read_plain_text(model)
-        _refuse_unusable(model, name)
-        _refuse_random(model, name, revision, modules)
+        model = _load_checkpoint(name, options)
     if bidirectional is not None:
         _refuse_without_switch(model, name)
     if pooling is not None:
@@ -89,6 +83,8 @@ def load_encoder(
         _set_padding(model, name, padding)
     if query_length is not None or passage_length is not None:
         _set_lengths(model, name, query_length, passage_length)
+    if lora is not None:
+        _add_adapters(model, name, lora)
     return model
 
 
@@ -105,6 +101,20 @@ def _load_packaged(name: str, device: str | None) -> SentenceTransformer:
     else:
         model = SentenceTransformer(str(folder / "model"), device=device, model_kwargs=WEIGHTS)
         model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
+    return model
+
+
+def _load_checkpoint(name: str, options: dict[str, Any]) -> SentenceTransformer:
+    try:
+        model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
+    except Exception as error:  # libraries, network and file parsers each raise their own types
+        place = "neither as a folder nor as a hub id"
+        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
+    modules = load_file_path(name, "modules.json", revision=options["revision"])
+    if modules is None:
+        _read_plain_text(model)
+    _refuse_unusable(model, name)
+    _refuse_random(model, name, options["revision"], modules)
     return model
 
 
@@ -200,6 +210,20 @@ def _set_padding(model: SentenceTransformer, name: str, side: str) -> None:
         alone, padded = (model.encode(texts, show_progress_bar=False)[0] for texts in (PADDED[:1], PADDED))
     if 1 - float(alone @ padded) / math.sqrt(float(alone @ alone) * float(padded @ padded)) > PADDING_TOLERANCE:
         raise RecipeError(f"encoder '{name}' counts padding as positions: padding must be on the other side")
+
+
+def _add_adapters(model: SentenceTransformer, name: str, rank: int) -> None:
+    if not isinstance(model[0], Transformer):
+        raise RecipeError(f"encoder '{name}' is not a transformer: leave lora out")
+    try:
+        from peft import LoraConfig, TaskType
+    except ImportError as error:
+        raise RecipeError("lora needs the package peft: pip install peft") from error
+    options = {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}
+    # Adapters start at random, but the same in every process and in every run.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.add_adapter(LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, **options))
 
 
 def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passage: int | None) -> None:

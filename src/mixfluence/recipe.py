@@ -17,7 +17,8 @@ class ModelSection(Section):
     """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id.
 
     A plain transformer, encoder or decoder, gets a pooling: `mean`, `cls`, or `last`, the vector of the end token.
-    `padding` is the side of padding, and `bidirectional` lets the tokens of a decoder see later ones.
+    `padding` is the side of padding, and `bidirectional` lets the tokens of a decoder see later ones. With `lora`,
+    adapters of this rank are trained instead of the model.
     """
 
     name: str
@@ -26,14 +27,18 @@ class ModelSection(Section):
     bidirectional: bool | None = None
     query_length: Count | None = None
     passage_length: Count | None = None
+    lora: Count | None = None
     revision: str | None = None
     trust_remote_code: bool = False
 
     @model_validator(mode="after")
     def _static_embedding(self) -> Self:
-        others = self.pooling, self.padding, self.bidirectional, self.query_length, self.passage_length
+        others = self.pooling, self.padding, self.bidirectional, self.query_length, self.passage_length, self.lora
         if self.name == "wordllama" and any(value is not None for value in others):
             raise ValueError("'wordllama' is a static model; write model={name: wordllama}")
+        if self.lora and self.bidirectional is not None:
+            # Adapters are saved without the configuration of their base.
+            raise ValueError("lora: set use_bidirectional_attention in the model's config.json, not by bidirectional")
         return self
 
 

@@ -197,7 +197,7 @@ def test_the_kernel_has_the_signature_it_is_called_by() -> None:
         *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"),
         *("dropout_p", "is_causal", "return_debug_mask"),
     ]
-    assert "scale" in names
+    assert {"scale", "window_size_left", "window_size_right"} <= set(names)
     assert schema.returns[0].name == "output"
 
 
