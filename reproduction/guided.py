@@ -1,8 +1,7 @@
 """Samplers that dev sets guide, on English targets and 13 languages: many small runs on one GPU.
 
 `explore` compares settings on dev alone: one half of each dev set guides, the other is scored. `final` reads the test
-sets: all of dev guides, the last step is tested. Every process trains one run after another, so that libraries are
-imported once; results are appended to a file, and runs that are in it are skipped.
+sets: all of dev guides, the last step is tested. Runs that are in the file of results are skipped.
 
     python -m reproduction.guided explore DATA --methods fair anchored --seeds 2 --processes 15
     python -m reproduction.guided table
@@ -12,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
-from multiprocessing.queues import Queue
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,14 +23,13 @@ from reproduction.english.study import JOINT
 from reproduction.english.table import interval
 from reproduction.package import train_recipe
 from reproduction.schema import FOLDER
+from reproduction.workers import Job, read_lines, run_jobs
 
 RESULTS = FOLDER / "guided" / "runs.jsonl"
 # Targets and pool: the targets' own training sets are in it or out of it; 13 languages start uniformly or from the
 # expert's weights.
 SETTINGS = ["joint in", "covidqa in", "climatefever in", "cosqa in", "covidqa out", "climatefever out", "cosqa out"]
 SETTINGS += ["languages uniform", "languages expert"]
-
-Job = dict[str, Any]
 
 
 def main() -> None:
@@ -54,54 +49,22 @@ def main() -> None:
     if options.stage == "table":
         print("\n".join(tables(read_lines(options.out))))
         return
-    done = {key_of(line) for line in read_lines(options.out)}
     jobs = [
-        {"stage": options.stage, "method": method, "setting": setting, "seed": seed, "strategy": methods[method]}
+        {"stage": options.stage, "method": method, "setting": setting, "seed": seed}
+        | {"strategy": methods[method], "options": options}
         for seed in range(options.seeds)
         for setting in options.settings
         for method in options.methods
     ]
-    run([job for job in jobs if key_of(job) not in done], options)
+    identity = ("stage", "method", "setting", "seed")
+    run_jobs(jobs, perform, identity=identity, out=options.out, scratch=options.scratch, processes=options.processes)
 
 
-def key_of(job: Job) -> tuple[Any, ...]:
-    return job["stage"], job["method"], job["setting"], job["seed"]
-
-
-def read_lines(path: Path) -> list[Job]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def run(jobs: list[Job], options: argparse.Namespace) -> None:
-    """Run jobs in some processes and append a line for each that succeeds."""
-    context = multiprocessing.get_context("spawn")
-    waiting, finished = context.Queue(), context.Queue()
-    for job in [*jobs, *[None] * options.processes]:
-        waiting.put(job)
-    workers = [
-        context.Process(target=work, args=(number, waiting, finished, options)) for number in range(options.processes)
-    ]
-    for worker in workers:
-        worker.start()
-    for _ in jobs:
-        line = finished.get()
-        print(*key_of(line), line.get("error") or f"{100 * fmean(line['scores'].values()):.1f}", flush=True)
-        if "error" not in line:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-
-
-def work(number: int, waiting: Queue[Job | None], finished: Queue[Job], options: argparse.Namespace) -> None:
-    """Run jobs until there are none."""
-    folder = options.scratch / str(number)
-    while (job := waiting.get()) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            train_recipe(recipe_of(job, folder, options))
-            finished.put({**job, **result_of(folder)})
-        except Exception as error:
-            finished.put({**job, "error": f"{type(error).__name__}: {error}"})
-        shutil.rmtree(folder, ignore_errors=True)
+def perform(job: Job, folder: Path) -> Job:
+    """Train a job and return its results."""
+    options = job.pop("options")
+    train_recipe(recipe_of(job, folder, options))
+    return result_of(folder)
 
 
 def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
