@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,19 +51,25 @@ def jobs_of(stage: str, seeds: int) -> Iterator[Job]:
 def run(options: argparse.Namespace) -> None:
     """Run the jobs that the options select."""
     jobs = [
-        {**job, "place": {"data": str(options.data), "set": options.set, "out": str(options.out)}}
+        job
         for job in jobs_of(options.stage, options.seeds)
         if not options.settings or job["setting"] in options.settings
         if not options.rows or job["row"] in options.rows
     ]
-    run_jobs(jobs, perform, identity=IDENTITY, out=options.out, scratch=options.scratch, processes=options.processes)
+    run_jobs(
+        jobs,
+        partial(perform, options),
+        identity=IDENTITY,
+        out=options.out,
+        scratch=options.scratch,
+        processes=options.processes,
+    )
 
 
-def perform(job: Job, folder: Path) -> Job:
+def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:
     """Train a job and return its results."""
-    recipe = recipe_of(job, folder)
+    recipe = recipe_of(options, job, folder)
     train_recipe(recipe)
-    queries = queries_of(job, Path(job.pop("place")["out"]))
     return {
         "recipe": read_groups()[job["group"]]["recipe"],
         "sampler": job["strategy"]["name"],
@@ -70,7 +77,7 @@ def perform(job: Job, folder: Path) -> Job:
         "model": recipe.model.model_dump(mode="json", exclude_unset=True),
         "steps": recipe.training.steps,
         "learning_rate": recipe.training.learning_rate,
-        **result_of(folder, queries),
+        **result_of(folder, queries_of(job, options.out)),
     }
 
 
@@ -80,11 +87,11 @@ def queries_of(job: Job, out: Path) -> Path:
     return out.parent / "queries" / f"{name.replace(' ', '-')}.npz"
 
 
-def recipe_of(job: Job, folder: Path, *, files_may_be_missing: bool = False) -> Any:
+def recipe_of(options: argparse.Namespace, job: Job, folder: Path, *, files_may_be_missing: bool = False) -> Any:
     """Return the recipe of a job."""
     from mixfluence.recipe_yaml import find_recipe, load_recipe
 
-    group, place = read_groups()[job["group"]], job["place"]
+    group = read_groups()[job["group"]]
     own = FOLDER / "recipes" / f"{group['recipe']}.yaml"
     path = own if own.exists() else find_recipe(group["recipe"])
     base = load_recipe(path, files_may_be_missing=True)
@@ -94,7 +101,7 @@ def recipe_of(job: Job, folder: Path, *, files_may_be_missing: bool = False) -> 
     if strategy.get("init") == "expert":
         strategy["init"] = base.strategy.model_dump(mode="json")["init"]
     changes = [
-        f"defaults.path={place['data']}/{group['data']}/{{name}}",
+        f"defaults.path={options.data}/{group['data']}/{{name}}",
         f"train={[name for name in base.train if pool != 'out' or name != target]}",
         f"dev={targets}",
         f"strategy={json.dumps(strategy)}",
@@ -104,7 +111,7 @@ def recipe_of(job: Job, folder: Path, *, files_may_be_missing: bool = False) -> 
         f"output={folder}",
         *group["changes"],
         *job.get("changes", []),
-        *place["set"],
+        *options.set,
     ]
     steps = load_recipe(path, changes, files_may_be_missing=True).training.steps
     changes.append(f"training.warmup_steps={steps // 10}")

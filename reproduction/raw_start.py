@@ -163,6 +163,8 @@ def _stars(p: float) -> str:
 def _costs(rows: Rows) -> Table:
     """Return seconds, and the cost in static runs: ratios within a run, because the runs shared a GPU."""
     parts = {"training, s": "train", "probing, s": "probe", "clustering, s": "cluster"}
+    if any("stages" in line["seconds"] for lines in rows.values() for line in lines):
+        parts["proxies, s"] = "stages"
     steps = min(lines[0]["steps"] for lines in rows.values())
     columns = {"row": list(rows)}
     for head, part in parts.items():
@@ -178,7 +180,7 @@ def _seconds(line: Line, part: str) -> float:
 
 
 def _ratio(line: Line) -> float:
-    return sum(_seconds(line, part) for part in ("train", "probe", "cluster")) / _seconds(line, "train")
+    return sum(_seconds(line, part) for part in ("train", "probe", "cluster", "stages")) / _seconds(line, "train")
 
 
 def _mixtures(title: str, rows: Rows, mixture: Callable[[Line], Mapping[str, float]]) -> Table:

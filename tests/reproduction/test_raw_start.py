@@ -2,12 +2,14 @@
 
 - Its page shows the tables of the stored results, number by number.
 - Its files describe the runs that were measured.
+- Workers append the results of jobs that succeed, and skip those that are there.
 - Every run of the grid has a valid recipe, and gives a line and the scores of each query for the tables.
 """
 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from reproduction.cells import build_cells, load
 from reproduction.raw_runs import RESULTS, jobs_of, perform, recipe_of
 from reproduction.raw_start import CONTROLS, grid_tables, tables
 from reproduction.schema import FOLDER, load_setting, load_study
-from reproduction.workers import Job, read_lines
+from reproduction.workers import Job, read_lines, run_jobs
 from tests.test_experiment import write_domain
 
 
@@ -51,13 +53,13 @@ def test_the_study_repeats_the_measured_runs() -> None:
         assert recipe.model.name == line["start"]
 
 
-def placed(job: Job, folder: Path, *changes: str) -> Job:
-    return {**job, "place": {"data": str(folder), "set": list(changes), "out": str(folder / "runs.jsonl")}}
+def options_in(folder: Path, *changes: str) -> Namespace:
+    return Namespace(data=folder, set=list(changes), out=folder / "runs.jsonl")
 
 
 def test_every_run_of_the_grid_has_a_recipe(tmp_path: Path) -> None:
     jobs = [job for stage in ("rates", "final") for job in jobs_of(stage, 1)]
-    recipes = [recipe_of(placed(job, tmp_path), tmp_path / "run", files_may_be_missing=True) for job in jobs]
+    recipes = [recipe_of(options_in(tmp_path), job, tmp_path / "run", files_may_be_missing=True) for job in jobs]
     for job, recipe in zip(jobs, recipes, strict=True):
         target, _, pool = job["setting"].partition(" ")
         assert set(recipe.test) == (set() if job["stage"] == "rates" else set(recipe.dev))
@@ -74,15 +76,14 @@ def test_every_run_of_the_grid_has_a_recipe(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_of_the_grid_gives_a_line_and_scores_by_query(tiny_bert_folder: Path, tmp_path: Path) -> None:
     jobs = [job for job in jobs_of("final", 1) if job["setting"] == "cosqa out"]
-    for name in recipe_of(placed(jobs[0], tmp_path), tmp_path, files_may_be_missing=True).train | {"cosqa": None}:
+    for name in recipe_of(options_in(tmp_path), jobs[0], tmp_path, files_may_be_missing=True).train | {"cosqa": None}:
         write_domain(tmp_path / "english" / name, 30, len(name))
     changes = [f"model={{name: {tiny_bert_folder}, query_length: 8, passage_length: 16}}", "training.batch_size=4"]
     changes.append("training.steps=10")
     chosen = [job for job in jobs if job["row"] in {"static uniform", "inf-dds ours uniform"}]
     with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as file:
         for number, job in enumerate(chosen):
-            own = placed(job, tmp_path, *changes)
-            line = {**job, **perform(own, tmp_path / str(number))}
+            line = {**job, **perform(options_in(tmp_path, *changes), job, tmp_path / str(number))}
             assert line["test"].keys() == line["dev_small"].keys() == {"cosqa"}
             assert sum(line["rows_drawn"].values()) == 40
             file.write(json.dumps(line) + "\n")
@@ -90,3 +91,19 @@ def test_a_run_of_the_grid_gives_a_line_and_scores_by_query(tiny_bert_folder: Pa
     assert list(scores.columns["row"]) == [job["row"] for job in chosen]
     assert list(paired.columns["row"]) == ["inf-dds ours uniform"]
     assert costs.columns["static runs"][0] == "1.00"
+
+
+def halve(job: Job, folder: Path) -> Job:
+    """Stands for a run: fails for zero, and needs a folder that does not exist."""
+    folder.mkdir(parents=True)
+    return {"share": 1 / job["number"]}
+
+
+@pytest.mark.slow
+def test_workers_append_results_and_skip_what_is_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results" / "runs.jsonl"
+    for numbers in (0, 1, 2), (1, 2, 4):
+        jobs = [{"number": number} for number in numbers]
+        run_jobs(jobs, halve, identity=["number"], out=out, scratch=tmp_path / "scratch", processes=2)
+    assert sorted(map(str, read_lines(out))) == sorted(str({"number": n, "share": 1 / n}) for n in (1, 2, 4))
+    assert "0 ZeroDivisionError" in capfd.readouterr().out
