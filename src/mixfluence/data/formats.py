@@ -11,6 +11,7 @@ from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.debdocs import DebdocsSource
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
@@ -26,6 +27,7 @@ FORMATS: dict[str, type[SourceSection]] = {
     "pairs": PairsSource,
     "hub": HubSource,
     "pydocs": PydocsSource,
+    "debdocs": DebdocsSource,
     "bge_m3": BgeM3Source,
     "mldr": MldrSource,
 }

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import AfterValidator, ValidationInfo
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
@@ -26,6 +28,7 @@ LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
 ANY_DIALECT = Dialect()
+UNPACK: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
 # A record's place in its file, for messages, and its value.
 Record = tuple[str, Any]
 
@@ -69,22 +72,24 @@ class SourceSection(Section):
         return retrieval_from_rows(name, self.read_rows())
 
 
+def _exists(path: Path, info: ValidationInfo) -> Path:
+    may_be_missing = (info.context or {}).get("files_may_be_missing")
+    if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
+        raise ValueError(f"no such file or folder: {path.absolute()}")
+    return path
+
+
+ExistingPath = Annotated[PathLike, AfterValidator(_exists)]
+
+
 class FileSource(SourceSection):
     """A source on this machine."""
 
-    path: PathLike
+    path: ExistingPath
 
     @property
     def on_disk(self) -> bool:
         return self.path.exists()
-
-    @field_validator("path")
-    @classmethod
-    def _exists(cls, path: Path, info: ValidationInfo) -> Path:
-        may_be_missing = (info.context or {}).get("files_may_be_missing")
-        if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
-            raise ValueError(f"no such file or folder: {path.absolute()}")
-        return path
 
 
 def note_dropped(
@@ -108,7 +113,7 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the place and text of every line that is not blank; a file ending in `.gz` is unpacked."""
+    """Yield the place and text of every line that is not blank; `.gz`, `.bz2` and `.xz` files are unpacked."""
     for number, text in enumerate(_lines(path, encoding), 1):
         if text and not text.isspace():
             yield f"{path}:{number}", text
@@ -151,7 +156,7 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     """Yield every line without its end; a byte order mark is removed."""
     number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+        with UNPACK[path.suffix](path) if path.suffix in UNPACK else path.open("rb") as stream:
             # UTF-8 by line, so that errors name the line.
             lines: Iterable[Any] = io.TextIOWrapper(stream, encoding, newline="\n") if encoding else stream
             for number, line in enumerate(lines, 1):
@@ -160,7 +165,7 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     except UnicodeDecodeError as error:
         hint = "" if encoding else "; write its encoding, such as encoding: latin-1"
         raise DataError(f"{path}:{number}: not valid {encoding or 'UTF-8'} ({error}){hint}") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: expected a readable file ({error.strerror or error})") from error
