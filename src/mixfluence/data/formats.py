@@ -11,6 +11,7 @@ from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.corpus import CorpusSource
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
@@ -25,6 +26,7 @@ FORMATS: dict[str, type[SourceSection]] = {
     "beir": BeirSource,
     "pairs": PairsSource,
     "hub": HubSource,
+    "corpus": CorpusSource,
     "pydocs": PydocsSource,
     "bge_m3": BgeM3Source,
     "mldr": MldrSource,

@@ -11,17 +11,17 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
-from mixfluence.schema import Count, PathLike, Section, short
+from mixfluence.schema import Count, Section, short
 
-LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
+LOCATION_KEYS = {"path", "id", "config", "library", "language", "kind", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
@@ -69,22 +69,24 @@ class SourceSection(Section):
         return retrieval_from_rows(name, self.read_rows())
 
 
+def _existing(path: Path, info: ValidationInfo) -> Path:
+    may_be_missing = (info.context or {}).get("files_may_be_missing")
+    if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
+        raise ValueError(f"no such file or folder: {path.absolute()}")
+    return path
+
+
+ExistingPath = Annotated[Path, Field(strict=False), AfterValidator(_existing)]
+
+
 class FileSource(SourceSection):
     """A source on this machine."""
 
-    path: PathLike
+    path: ExistingPath
 
     @property
     def on_disk(self) -> bool:
         return self.path.exists()
-
-    @field_validator("path")
-    @classmethod
-    def _exists(cls, path: Path, info: ValidationInfo) -> Path:
-        may_be_missing = (info.context or {}).get("files_may_be_missing")
-        if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
-            raise ValueError(f"no such file or folder: {path.absolute()}")
-        return path
 
 
 def note_dropped(
@@ -112,6 +114,11 @@ def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[str, s
     for number, text in enumerate(_lines(path, encoding), 1):
         if text and not text.isspace():
             yield f"{path}:{number}", text
+
+
+def read_text(path: Path) -> str:
+    """Return a text file as it is, without a byte order mark."""
+    return "\n".join(_lines(path))
 
 
 def read_records(path: Path, dialect: Dialect = ANY_DIALECT, notes: list[str] | None = None) -> Iterator[Record]:
