@@ -142,7 +142,9 @@ def test_held_out_pairs_search_the_passages_of_all_documents(corpus: Path) -> No
     task = CorpusSource(path=corpus, kind="title", split="dev").read_task("held out")
     assert (len(task.queries), len(task.docs)) == (10, 100)
     texts = dict(zip(task.doc_ids, task.docs, strict=True))
-    found = [(query, texts[next(iter(task.qrels[id]))]) for id, query in zip(task.query_ids, task.queries, strict=True)]
+    found = [
+        (query, texts[next(iter(task.qrels[id]))]) for id, query in zip(task.query_ids, task.queries, strict=True)
+    ]
     assert found == pairs(corpus, "title", "dev")
 
 

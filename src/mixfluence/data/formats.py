@@ -12,6 +12,7 @@ from pydantic import SerializeAsAny
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.bge_m3 import BgeM3Source
 from mixfluence.data.corpus import CorpusSource
+from mixfluence.data.mining import MiningSection, mine_negatives
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
@@ -76,8 +77,13 @@ def check_defaults(defaults: Any) -> None:
 
 
 def read_rows(source: Source) -> RowSet:
-    """Read the training or dev rows of a source, with a note if their number differs from the published one."""
+    """Read the training or dev rows of a source, with mined negatives and notes.
+
+    Counts that differ from the published ones are noted.
+    """
     rows = source.read_rows()
+    if isinstance(source.negatives, MiningSection):
+        rows = mine_negatives(rows, source.negatives, (source.query_prompt, source.passage_prompt))
     published = source.published.rows if source.published else None
     return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from mixfluence.data.mining import MiningSection
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.data.tables import Dialect, read_table
@@ -43,12 +44,13 @@ class SourceSection(Section):
     """A data source. A format is a subclass with a literal `format` and a line in `formats.FORMATS`.
 
     Prompts are prepended to every text, in training and in testing; without one the model's own is used.
-    Counts that differ from `published` are reported as warnings.
+    Counts that differ from `published` are reported as warnings. `negatives` are mined for rows without any.
     """
 
     query_prompt: str | None = None
     passage_prompt: str | None = None
     published: PublishedSection | None = None
+    negatives: MiningSection | None = None
 
     @property
     def location(self) -> str:
