@@ -151,12 +151,12 @@ def test_held_out_pairs_search_the_passages_of_all_documents(corpus: Path) -> No
 @pytest.mark.parametrize("column", ["doc_id", "doc_ids", "positive"])
 def test_labelled_queries_name_documents_by_id_or_text(corpus: Path, tmp_path: Path, column: str) -> None:
     documents = read_documents(corpus)
-    value = {
-        "doc_id": lambda document: document.id,
-        "doc_ids": lambda document: [document.id],
-        "positive": lambda document: document.text,
-    }[column]
-    records = [{"query": f"what about {i}?", column: value(documents[i])} for i in range(20)]
+    values = {
+        "doc_id": [document.id for document in documents],
+        "doc_ids": [[document.id] for document in documents],
+        "positive": [document.text for document in documents],
+    }
+    records = [{"query": f"what about {i}?", column: values[column][i]} for i in range(20)]
     queries = write(tmp_path / "queries.jsonl", records)
     tasks = [
         CorpusSource(path=corpus, kind="queries", queries=queries, split=split).read_task(split)

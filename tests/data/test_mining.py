@@ -52,7 +52,7 @@ def similarities(encoder: Path, rows: RowSet) -> dict[str, dict[str, float]]:
 def test_negatives_are_the_best_that_the_margin_allows(encoder: Path, margin: float | None) -> None:
     rows = row_set(*pairs())
     scores = similarities(encoder, rows)
-    mined = mine_negatives(rows, section(encoder, margin=margin, range=[0, 60]))
+    mined = mine_negatives(rows, [], section(encoder, margin=margin, range=[0, 60]))
     assert list(mined.rows["anchor"]) == list(rows.rows["anchor"])
     for row in mined.rows:
         own = scores[row["anchor"]]
@@ -65,8 +65,8 @@ def test_negatives_are_the_best_that_the_margin_allows(encoder: Path, margin: fl
 
 def test_the_first_ranks_are_left_out(encoder: Path) -> None:
     rows = row_set(*pairs())
-    first = mine_negatives(rows, section(encoder, mine=6)).rows["negatives"]
-    later = mine_negatives(rows, section(encoder, range=[3, 20])).rows["negatives"]
+    first = mine_negatives(rows, [], section(encoder, mine=6)).rows["negatives"]
+    later = mine_negatives(rows, [], section(encoder, range=[3, 20])).rows["negatives"]
     assert [own[3:] for own in first] == list(later)
 
 
@@ -77,7 +77,7 @@ def test_bm25_finds_passages_with_words_of_the_query() -> None:
         *(Row(f"other{i}", a) for i, a in enumerate(f"alpha{i} gamma{i}" for i in range(10))),
         Row("nothing shared", "unrelated"),
     )
-    mined = mine_negatives(rows, section("bm25", mine=1))
+    mined = mine_negatives(rows, [], section("bm25", mine=1))
     found = {row["anchor"]: row["negatives"] for row in mined.rows}
     assert all(found[anchor] == [f"alpha{i} gamma{i}"] for i, anchor in enumerate(anchors))
     assert found["nothing shared"] == []
@@ -86,7 +86,7 @@ def test_bm25_finds_passages_with_words_of_the_query() -> None:
 
 def test_rows_keep_negatives_of_their_own(encoder: Path) -> None:
     rows = row_set(Row("w61", "w62", ["w63 w64"]), Row("w65", "w66", (), [0.5]), *pairs())
-    mined = mine_negatives(rows, section(encoder)).rows
+    mined = mine_negatives(rows, [], section(encoder)).rows
     assert mined[0]["negatives"] == ["w63 w64"]
     assert mined[1]["negatives"] == []
     assert all(len(row["negatives"]) == 3 for row in mined.select(range(2, len(mined))))
@@ -95,7 +95,7 @@ def test_rows_keep_negatives_of_their_own(encoder: Path) -> None:
 def test_a_query_that_is_a_passage_is_not_its_own_negative(encoder: Path) -> None:
     rows = row_set(*pairs(), Row("w50", "w1"), Row("w51", "w2"))
     for filter in (encoder, "bm25"):
-        for row in mine_negatives(rows, section(filter, mine=5)).rows:
+        for row in mine_negatives(rows, [], section(filter, mine=5)).rows:
             assert row["anchor"] not in row["negatives"]
 
 
@@ -111,14 +111,14 @@ def test_results_are_cached_until_the_encoder_changes(
 
     monkeypatch.setattr(mining, "_dense", counted)
     rows = row_set(*pairs())
-    first = mine_negatives(rows, section(encoder))
-    assert mine_negatives(rows, section(encoder)).fingerprint == first.fingerprint
+    first = mine_negatives(rows, [], section(encoder))
+    assert mine_negatives(rows, [], section(encoder)).fingerprint == first.fingerprint
     assert len(calls) == 1
     changed = make_static()
     with torch.no_grad():
         next(changed.parameters()).normal_()
     changed.save(str(encoder))
-    assert mine_negatives(rows, section(encoder)).fingerprint != first.fingerprint
+    assert mine_negatives(rows, [], section(encoder)).fingerprint != first.fingerprint
     assert len(calls) == 2
 
 
@@ -137,25 +137,25 @@ def test_vectors_of_an_interrupted_run_are_used_again(
     with monkeypatch.context() as patch:
         patch.setattr(torch, "topk", _interrupted)
         with pytest.raises(KeyboardInterrupt):
-            mine_negatives(rows, section(encoder))
-    resumed = mine_negatives(rows, section(encoder))
+            mine_negatives(rows, [], section(encoder))
+    resumed = mine_negatives(rows, [], section(encoder))
     assert len(encoded) == 1
     monkeypatch.setenv("MIXFLUENCE_CACHE", str(tmp_path / "fresh"))
-    assert list(mine_negatives(rows, section(encoder)).rows) == list(resumed.rows)
+    assert list(mine_negatives(rows, [], section(encoder)).rows) == list(resumed.rows)
 
 
 def _interrupted(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_any_format_can_be_mined(tmp_path: Path, encoder: Path) -> None:
+def test_the_whole_corpus_is_searched(tmp_path: Path, encoder: Path) -> None:
     (tmp_path / "qrels").mkdir()
-    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"_id": w, "text": w}) for w in WORDS[:30]))
+    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"_id": w, "text": w}) for w in WORDS[:90]))
     (tmp_path / "queries.jsonl").write_text("\n".join(json.dumps({"_id": w, "text": f"{w} w9"}) for w in WORDS[:30]))
     (tmp_path / "qrels" / "train.tsv").write_text("\n".join(f"{w}\t{w}\t1" for w in WORDS[:30]))
-    source = BeirSource(path=tmp_path, split="train", negatives=section(encoder))
-    assert all(len(row["negatives"]) == 3 for row in read_rows(source).rows)
-    assert len(source.read_task("tiny").docs) == 30
+    dense = read_rows(BeirSource(path=tmp_path, split="train", negatives=section(encoder))).rows
+    assert all(len(row["negatives"]) == 3 for row in dense)
+    assert {text for row in dense for text in row["negatives"]} - set(dense["positive"])
 
 
 def test_a_number_still_limits_the_negatives_of_pairs(tmp_path: Path) -> None:

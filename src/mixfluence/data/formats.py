@@ -83,7 +83,8 @@ def read_rows(source: Source) -> RowSet:
     """
     rows = source.read_rows()
     if isinstance(source.negatives, MiningSection):
-        rows = mine_negatives(rows, source.negatives, (source.query_prompt, source.passage_prompt))
+        passages = source.read_task(source.location).docs
+        rows = mine_negatives(rows, passages, source.negatives, (source.query_prompt, source.passage_prompt))
     published = source.published.rows if source.published else None
     return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
 

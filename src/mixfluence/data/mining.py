@@ -1,11 +1,11 @@
-"""Hard negatives for rows that have none: passages of the dataset that an encoder or BM25 ranks high."""
+"""Hard negatives for rows that have none: passages of the corpus that an encoder or BM25 ranks high."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ import xxhash
 from pydantic import model_validator
 
 from mixfluence.data.cache import cache_root, checksum
-from mixfluence.data.retrieval import retrieval_from_rows
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import Facts, Row, RowSet, convert_once
 from mixfluence.schema import Count, PositiveShare, Section, WholeNumber
 
@@ -29,14 +29,15 @@ logger = logging.getLogger(__name__)
 BM25 = "bm25"
 # Query and passage prompts; None is the encoder's own.
 Prompts = tuple[str | None, str | None]
-# (anchor, positive) -> its negatives, the best first.
-Mined = dict[tuple[str, str], list[str]]
+# Query -> its negatives, the best first.
+Mined = dict[str, list[str]]
 
 
 class MiningSection(Section):
-    """Mine hard negatives among the passages of the dataset, for rows that have none.
+    """Mine hard negatives for rows that have none, among all passages of the source.
 
-    Results are cached. What was found is noted; a row for which nothing was found is kept without negatives.
+    Those are its corpus if the format has one, and else the passages of its rows. Results are cached. A note counts
+    what was found; a row for which nothing was found has no negatives.
 
     Attributes:
         mine: Negatives of each row.
@@ -60,21 +61,33 @@ class MiningSection(Section):
         return self
 
 
-def mine_negatives(rows: RowSet, section: MiningSection, prompts: Prompts = (None, None)) -> RowSet:
-    """Return the rows with mined negatives, from the cache if neither rows, options nor encoder have changed."""
+def mine_negatives(
+    rows: RowSet, passages: Sequence[str], section: MiningSection, prompts: Prompts = (None, None)
+) -> RowSet:
+    """Return the rows with negatives among these passages and those of the rows.
+
+    They come from the cache if neither texts, options nor encoder have changed.
+    """
+    task = _search_task(rows, passages)
     model = [(file.name, checksum(file)) for file in sorted(Path(section.filter).rglob("*.*")) if file.is_file()]
-    options = {"rows": rows.fingerprint, "mined": section.model_dump(), "prompts": prompts, "model": model}
+    options = {
+        "rows": rows.fingerprint,
+        "task": task.fingerprint,
+        "mined": section.model_dump(),
+        "prompts": prompts,
+        "model": model,
+    }
 
     def read(facts: Facts) -> Iterator[Row]:
         pairs = rows.rows.select([i for i, row in enumerate(rows.rows) if not row["negatives"] and not row["scores"]])
         logger.info("mining hard negatives of %d rows with %s", len(pairs), section.filter)
         mined: Mined = {}
         if len(pairs):
-            mined = _lexical(rows, section) if section.filter == BM25 else _dense(rows, pairs, section, prompts, facts)
+            mined = _lexical(task, section) if section.filter == BM25 else _dense(task, pairs, section, prompts, facts)
         found = Counter[int]()
         for row in rows.rows:
             if not row["negatives"] and not row["scores"]:
-                row["negatives"] = mined.get((row["anchor"], row["positive"]), [])
+                row["negatives"] = mined.get(row["anchor"], [])
                 found[len(row["negatives"])] += 1
             yield Row(**row)
         kept = f"; {len(rows) - len(pairs):,} keep their own" if len(pairs) < len(rows) else ""
@@ -88,19 +101,28 @@ def mine_negatives(rows: RowSet, section: MiningSection, prompts: Prompts = (Non
     return replace(found, notes=(*rows.notes, *found.notes), parts=rows.parts, columns=rows.columns)
 
 
-def _dense(rows: RowSet, pairs: Dataset, section: MiningSection, prompts: Prompts, facts: Facts) -> Mined:
+def _search_task(rows: RowSet, passages: Sequence[str]) -> RetrievalSet:
+    """Return the queries of the rows against all passages."""
+    task = retrieval_from_rows("mining", rows)
+    known = set(task.docs)
+    others = [text for text in dict.fromkeys(passages) if text.strip() and text not in known]
+    ids = [f"d{place}" for place in range(len(known), len(known) + len(others))]
+    return replace(task, docs=[*task.docs, *others], doc_ids=[*task.doc_ids, *ids])
+
+
+def _dense(task: RetrievalSet, pairs: Dataset, section: MiningSection, prompts: Prompts, facts: Facts) -> Mined:
     """Mine with an encoder; its vectors are kept until all is done, so that an interrupted run can use them."""
     from sentence_transformers.util import mine_hard_negatives
 
     from mixfluence.encoders import load_encoder
 
-    vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(f"{rows.fingerprint} {section.filter}".encode())
+    vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(f"{task.fingerprint} {section.filter}".encode())
     printed = StringIO()
     with redirect_stdout(printed):  # the only place where the function tells what it skipped
         mined = mine_hard_negatives(
             pairs.select_columns(["anchor", "positive"]),
             load_encoder(section.filter),
-            corpus=list(retrieval_from_rows("", rows).docs),
+            corpus=list(task.docs),
             range_min=section.range[0],
             range_max=section.range[1],
             relative_margin=None if section.margin is None else 1 - section.margin,
@@ -116,22 +138,21 @@ def _dense(rows: RowSet, pairs: Dataset, section: MiningSection, prompts: Prompt
         f"hard negatives: {line}" for line in printed.getvalue().splitlines() if line.startswith("Skipped")
     ]
     return {
-        (anchor, positive): [text for text in negatives if text != anchor]
-        for anchor, (positive, *negatives) in zip(mined["anchor"], mined["positive"], strict=True)
+        anchor: [text for text in negatives if text != anchor]
+        for anchor, (_, *negatives) in zip(mined["anchor"], mined["positive"], strict=True)
     }
 
 
-def _lexical(rows: RowSet, section: MiningSection) -> Mined:
+def _lexical(task: RetrievalSet, section: MiningSection) -> Mined:
     """Mine with BM25, at the ranks of the section after all positives of a query are left out."""
     from mixfluence.evaluation.retrieval import rank_bm25
 
-    task = retrieval_from_rows("bm25", rows)
     texts = dict(zip(task.doc_ids, task.docs, strict=True))
     most_positives = max(map(len, task.qrels.values()))
-    negatives = {}
+    mined = {}
     for (id, hits), query in zip(
         rank_bm25(task, section.range[1] + most_positives).items(), task.queries, strict=True
     ):
         others = [texts[doc] for doc in hits if doc not in task.qrels[id] and texts[doc] != query]
-        negatives[query] = others[slice(*section.range)][: section.mine]
-    return {(row["anchor"], row["positive"]): negatives[row["anchor"]] for row in rows.rows}
+        mined[query] = others[slice(*section.range)][: section.mine]
+    return mined
