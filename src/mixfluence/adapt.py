@@ -121,14 +121,12 @@ class Verdict:
     @property
     def helped(self) -> bool:
         """Whether the adapted model is better on the held-back queries."""
-        target = self.start.tests[TARGET]
-        return target.difference > 0 and target.p < LEVEL
+        return _better(self.start.tests[TARGET])
 
     @property
     def forgotten(self) -> dict[str, Difference]:
         """Guards on which the adapted model is worse than the start."""
-        tests = {name: found for name, found in self.start.tests.items() if name != TARGET}
-        return {name: found for name, found in tests.items() if found.difference < 0 and found.p < LEVEL}
+        return {name: found for name, found in self.start.tests.items() if name != TARGET and _worse(found)}
 
     def sentences(self) -> Iterator[str]:
         """Yield the verdict in plain words."""
@@ -141,7 +139,7 @@ class Verdict:
                 word = "Forgotten" if name in self.forgotten else "Kept"
                 yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         own = self.uniform.tests[TARGET]
-        better = "better than" if own.difference > 0 and own.p < LEVEL else "worse than" if _worse(own) else "like"
+        better = "better than" if _better(own) else "worse than" if _worse(own) else "not differently from"
         yield f"Guided sampling did {better} uniform sampling: {_signed(own)}."
         if not self.labelled:
             yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
@@ -169,6 +167,10 @@ def judge(adapted: Sequence[Run], uniform: Sequence[Run], *, labelled: bool) -> 
     against_start = compare(runs, measure=MEASURE, between=("1", str(start)))
     assert against_start.contrast is not None  # two rows were named
     return Verdict(against_start, against_start.contrast, first.contrast, labelled)
+
+
+def _better(found: Difference) -> bool:
+    return found.difference > 0 and found.p < LEVEL
 
 
 def _worse(found: Difference) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
 from sentence_transformers import SentenceTransformer
 
@@ -19,6 +20,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
+from mixfluence.evaluation.mteb_results import write_mteb_result
 from mixfluence.evaluation.references import References
 from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
 from mixfluence.recipe import Recipe
@@ -69,10 +71,12 @@ def evaluate_tasks(
     scores = {}
     for name, task in tasks.items():
         logger.info("testing on %s: %d queries, %d passages", name, len(task.queries), len(task.docs))
+        started = perf_counter()
         found = rank_task(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
         scores[name] = score_task(task, found)
         if folder:
             write_evaluation(scores[name], folder)
+            write_mteb_result(recipe.test[name], scores[name], folder, perf_counter() - started)
         if references:
             references.evaluate(task, found)
     return scores

@@ -151,7 +151,7 @@ def test_held_out_pairs_search_the_passages_of_all_documents(corpus: Path) -> No
 @pytest.mark.parametrize("column", ["doc_id", "doc_ids", "positive"])
 def test_labelled_queries_name_documents_by_id_or_text(corpus: Path, tmp_path: Path, column: str) -> None:
     documents = read_documents(corpus)
-    values = {
+    values: dict[str, list[Any]] = {
         "doc_id": [document.id for document in documents],
         "doc_ids": [[document.id] for document in documents],
         "positive": [document.text for document in documents],

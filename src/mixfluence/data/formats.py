@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
+from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
 from mixfluence.data.bge_m3 import BgeM3Source
 from mixfluence.data.corpus import CorpusSource
 from mixfluence.data.mining import MiningSection, mine_negatives
@@ -31,6 +32,8 @@ FORMATS: dict[str, type[SourceSection]] = {
     "pydocs": PydocsSource,
     "bge_m3": BgeM3Source,
     "mldr": MldrSource,
+    "mteb": MtebSource,
+    "ir_datasets": IrDatasetsSource,
 }
 Source = Annotated[SerializeAsAny[SourceSection], registered(FORMATS, "format")]
 

@@ -22,7 +22,7 @@ from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
 from mixfluence.schema import Count, Section, short
 
-LOCATION_KEYS = {"path", "id", "config", "library", "language", "kind", "split"}
+LOCATION_KEYS = {"path", "id", "config", "library", "task", "language", "kind", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
