@@ -54,6 +54,7 @@ def main() -> None:
     if options.stage == "table":
         print("\n".join(tables(read_lines(options.out))))
         return
+    options.recipe_of = recipe_of
     done = {key_of(line) for line in read_lines(options.out)}
     jobs = [
         {"stage": options.stage, "method": method, "setting": setting, "seed": seed, "strategy": methods[method]}
@@ -97,7 +98,7 @@ def work(number: int, waiting: Queue[Job | None], finished: Queue[Job], options:
     while (job := waiting.get()) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            train_recipe(recipe_of(job, folder, options))
+            train_recipe(options.recipe_of(job, folder, options))
             finished.put({**job, **result_of(folder)})
         except Exception as error:
             finished.put({**job, "error": f"{type(error).__name__}: {error}"})
@@ -134,7 +135,7 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
 
 
 def result_of(folder: Path) -> Job:
-    """Return the scores of a run, on test or on the dev halves that did not guide, its weights and its seconds."""
+    """Return what a line keeps of a run; scores are of test, or of the dev halves that did not guide."""
     from mixfluence.runs import read_run
 
     found = read_run(folder)
@@ -145,7 +146,10 @@ def result_of(folder: Path) -> Job:
         kept = {name: value for line in history for name, value in line.items() if name.endswith("_ndcg@10")}
         scores = {name.removeprefix("eval_").removesuffix("_ndcg@10"): value for name, value in kept.items()}
     weights = json.loads((folder / "weights.json").read_text(encoding="utf-8"))
-    return {"scores": scores, "weights": weights, "seconds": found.record["seconds"]}
+    rounds = [line["update"]["influence"] for line in found.trace if "influence" in line.get("update", {})]
+    influences = {name: fmean(own[name] for own in rounds if name in own) for name in (rounds[0] if rounds else {})}
+    seconds = found.record["seconds"]
+    return {"scores": scores, "weights": weights, "influences": influences, "seconds": seconds}
 
 
 def tables(lines: list[Job]) -> Iterator[str]:

@@ -96,7 +96,7 @@ class MtebSource(BenchmarkSource):
         subsets = list(task.metadata.hf_subsets)
         if self.language is None and len(subsets) == 1:
             return str(subsets[0])
-        if self.language not in subsets:
+        if self.language is None or self.language not in subsets:
             raise DataError(f"{self.task}: language: expected one of {', '.join(subsets)}, found {self.language!r}")
         return self.language
 
