@@ -20,8 +20,10 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from mixfluence.runs import read_run
 from reproduction.english.table import interval
-from reproduction.guided import Job, key_of, read_lines, run
+from reproduction.guided import Job, key_of, read_lines, result_of, run
+from reproduction.package import train_recipe
 from reproduction.schema import FOLDER
 
 RESULTS = FOLDER / "documents" / "runs.jsonl"
@@ -48,7 +50,7 @@ def main() -> None:
         print("\n".join(tables(read_lines(options.out))))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.recipe_of = recipe_of
+    options.result_of_job = result_of_job
     done = {key_of(line) for line in read_lines(options.out)}
     jobs = [
         {"stage": "final", "method": method, "setting": target, "seed": seed, "strategy": strategy}
@@ -57,6 +59,14 @@ def main() -> None:
         for method, strategy in METHODS.items()
     ]
     run([job for job in jobs if key_of(job) not in done], options)
+
+
+def result_of_job(job: Job, folder: Path, options: argparse.Namespace) -> Job:
+    """Train a job and return its result, with the mean influence of each dataset."""
+    train_recipe(recipe_of(job, folder, options))
+    rounds = [line["update"]["influence"] for line in read_run(folder).trace if "influence" in line.get("update", {})]
+    influences = {name: fmean(own[name] for own in rounds) for name in (rounds[0] if rounds else {})}
+    return result_of(folder) | {"influences": influences}
 
 
 def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:

@@ -145,7 +145,7 @@ def test_documents_become_a_model_with_a_verdict(
     for name in (TARGET, "other"):
         before, after = rows[start - 1]["tests"][name]["mean"], rows[0]["tests"][name]["mean"]
         difference = found["tests"][name]["difference"]
-        assert f"NDCG@10 {before:.1f} -> {after:.1f} ({difference:+.1f}, p " in result.stdout
+        assert f"NDCG@10 {before:.1f} -> {after:.1f} ({difference:+z.1f}, p " in result.stdout
         assert after - before == pytest.approx(difference)
 
     adapted, uniform = ([read_run(workplace / folder)] for folder in folders)

@@ -139,7 +139,7 @@ class Verdict:
                 word = "Forgotten" if name in self.forgotten else "Kept"
                 yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         own = self.uniform.tests[TARGET]
-        better = "better than" if _better(own) else "worse than" if _worse(own) else "not differently from"
+        better = "better than" if _better(own) else "worse than" if _worse(own) else "about as well as"
         yield f"Guided sampling did {better} uniform sampling: {_signed(own)}."
         if not self.labelled:
             yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
@@ -179,4 +179,4 @@ def _worse(found: Difference) -> bool:
 
 def _signed(found: Difference) -> str:
     p = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
-    return f"{found.difference:+.1f}, {p}"
+    return f"{found.difference:+z.1f}, {p}"
