@@ -114,7 +114,7 @@ def test_documents_without_such_pairs_are_counted(tmp_path: Path) -> None:
     (note,) = source.read_rows().notes
     assert "2 of 3 documents without a title" in note
     assert "'1', '3'" in note
-    with pytest.raises(DataError, match="contains no training rows"):
+    with pytest.raises(DataError, match="no pairs of the kind 'heading'"):
         pairs(tmp_path / "docs.jsonl", "heading")
 
 

@@ -99,6 +99,8 @@ class CorpusSource(FileSource):
             rows = list(make(document, self.words, self.seed))
             without += [] if rows else [f"'{document.id}'"]
             yield from rows
+        if len(without) == len(chosen):
+            raise DataError(f"{self.path}: no pairs of the kind '{self.kind}': found only documents {lack}")
         note_dropped(facts.notes, self.path, f"documents {lack}", without, len(chosen))
 
     def _labelled(self, documents: Sequence[Document], facts: Facts) -> dict[str, list[str]]:
