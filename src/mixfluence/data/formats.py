@@ -10,8 +10,11 @@ from typing import Annotated, Any
 from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
+from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
 from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.corpus import CorpusSource
 from mixfluence.data.debdocs import DebdocsSource
+from mixfluence.data.mining import MiningSection, mine_negatives
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
@@ -26,10 +29,13 @@ FORMATS: dict[str, type[SourceSection]] = {
     "beir": BeirSource,
     "pairs": PairsSource,
     "hub": HubSource,
+    "corpus": CorpusSource,
     "pydocs": PydocsSource,
     "debdocs": DebdocsSource,
     "bge_m3": BgeM3Source,
     "mldr": MldrSource,
+    "mteb": MtebSource,
+    "ir_datasets": IrDatasetsSource,
 }
 Source = Annotated[SerializeAsAny[SourceSection], registered(FORMATS, "format")]
 
@@ -76,8 +82,14 @@ def check_defaults(defaults: Any) -> None:
 
 
 def read_rows(source: Source) -> RowSet:
-    """Read the training or dev rows of a source, with a note if their number differs from the published one."""
+    """Read the training or dev rows of a source, with mined negatives and notes.
+
+    Counts that differ from the published ones are noted.
+    """
     rows = source.read_rows()
+    if isinstance(source.negatives, MiningSection):
+        passages = source.read_task(source.location).docs
+        rows = mine_negatives(rows, passages, source.negatives, (source.query_prompt, source.passage_prompt))
     published = source.published.rows if source.published else None
     return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
 

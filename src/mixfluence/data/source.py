@@ -17,13 +17,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationInfo
 
+from mixfluence.data.mining import MiningSection
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
-from mixfluence.schema import Count, PathLike, Section, short
+from mixfluence.schema import Count, Section, short
 
-LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
+LOCATION_KEYS = {"path", "id", "config", "library", "task", "language", "kind", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
@@ -46,12 +47,13 @@ class SourceSection(Section):
     """A data source. A format is a subclass with a literal `format` and a line in `formats.FORMATS`.
 
     Prompts are prepended to every text, in training and in testing; without one the model's own is used.
-    Counts that differ from `published` are reported as warnings.
+    Counts that differ from `published` are reported as warnings. `negatives` are mined for rows without any.
     """
 
     query_prompt: str | None = None
     passage_prompt: str | None = None
     published: PublishedSection | None = None
+    negatives: MiningSection | None = None
 
     @property
     def location(self) -> str:
@@ -117,6 +119,11 @@ def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[str, s
     for number, text in enumerate(_lines(path, encoding), 1):
         if text and not text.isspace():
             yield f"{path}:{number}", text
+
+
+def read_text(path: Path) -> str:
+    """Return a text file as it is, without a byte order mark."""
+    return "\n".join(_lines(path))
 
 
 def read_records(path: Path, dialect: Dialect = ANY_DIALECT, notes: list[str] | None = None) -> Iterator[Record]:
