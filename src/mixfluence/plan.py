@@ -63,6 +63,7 @@ class StagePlan:
     memory: float
     scoring_cost: float = 0.0
     merges: bool = False
+    warmup_steps: int = 0
     first_extra: float = 0.0
     adapts: bool = False
 
@@ -211,19 +212,15 @@ def _plan_stage(
         )
         first_extra = first_cost - update_cost
     strategy.space_rounds(update_cost, stage.steps, first_extra)
-    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    warmup = stage.warmup_steps(training)
+    updates = list(_updates(strategy, stage.steps, warmup))
     if len(possible) and updates:
         memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
+    measured_rows = method.dev_batch_size
     return StagePlan(
-        stage.name,
-        stage.steps,
-        step_cost,
-        len(updates),
-        first,
-        update_cost,
-        method.dev_batch_size,
-        memory,
+        *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
+        warmup_steps=warmup,
         first_extra=first_extra,
         adapts=isinstance(method, Probe) and method.reliability is not None,
     )
@@ -271,7 +268,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
     if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
-        yield from _late_or_early(stage, training.warmup_steps)
+        yield from _late_or_early(stage)
     wanted = max(stage.dev_batch_size for stage in plan.stages)
     for name, rows in plan.guides.items():
         if rows < wanted:
@@ -285,13 +282,13 @@ def _of_this_machine(plan: Plan) -> Iterator[str]:
         yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
 
 
-def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
-    first = stage.first_update
+def _late_or_early(stage: StagePlan) -> Iterator[str]:
+    first, warmup = stage.first_update, stage.warmup_steps
     if stage.dev_batch_size and first is None:
         yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
     if first is not None and first < warmup:
         rate = f"{relative_rate(first, stage.steps, warmup):.0%} of its maximum"
-        when = f"the learning rate has reached only {rate} (training.warmup_steps is {warmup})"
+        when = f"the learning rate has reached only {rate} (it warms up for {warmup} steps)"
         yield f"the first update is at step {first}, when {when}"
 
 

@@ -113,7 +113,9 @@ def test_the_first_round_probes_all_and_rows_follow_the_noise(make_static: MakeM
     options = {"init": UNIFORM, "update_every": 2, "warmup_steps": 1, "inner_steps": 1, "freeze_below": 0.0}
     strategy = InfDDS(**options, subset=2, subset_by="need", probe=probe)
     trainer = guided_run(make_static(), tmp_path / "run", strategy)
-    updates = [line["update"] for line in read_trace(Path(trainer.args.output_dir) / "trace.jsonl") if "update" in line]
+    updates = [
+        line["update"] for line in read_trace(Path(trainer.args.output_dir) / "trace.jsonl") if "update" in line
+    ]
     assert len(updates) > 1
     assert len(updates[0]["influence"]) == len(trainer.mixture)
     assert {len(update["influence"]) for update in updates[1:]} == {2}

@@ -1,4 +1,4 @@
-"""Initial sampling distributions: by size, by given weights or a file of them, or by similarity to the dev sets."""
+"""Initial sampling distributions: by size, by given weights, by a file of weights, or by similarity to dev sets."""
 
 from __future__ import annotations
 

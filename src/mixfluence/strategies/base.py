@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import Influences
-    from mixfluence.recipe import ModelSection, Recipe
+    from mixfluence.recipe import ModelSection, Recipe, TrainingSection
 
 FINAL = "final"
 # Rows of each dataset that are compared with the dev rows for a start by similarity.
@@ -57,6 +57,10 @@ class Stage:
     scored: bool = False
     merges: bool = False
     reuse: Path | None = None
+
+    def warmup_steps(self, training: TrainingSection) -> int:
+        """Return the steps of warm-up: the same share of the stage as of the run, if the stage is shorter."""
+        return training.warmup_steps * min(self.steps, training.steps) // training.steps
 
 
 @dataclass(frozen=True)
