@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
-from mixfluence.influence.settings import FORWARD
+from mixfluence.influence.settings import FORWARD, Probe
 from mixfluence.policy import Vector, cap
 from mixfluence.policy.arms import totals
 from mixfluence.preflight import Checked, model_is_here, preflight
@@ -53,7 +53,8 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures.
+    `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures;
+    the most if it `adapts` to their noise. `first_extra` is what the first update costs on top of the others.
     If the stage `merges` models, a step is the scoring of one merge; otherwise `scoring_cost` is that of its model.
     """
 
@@ -68,11 +69,18 @@ class StagePlan:
     scoring_cost: float = 0.0
     merges: bool = False
     warmup_steps: int = 0
+    first_extra: float = 0.0
+    adapts: bool = False
+
+    @property
+    def measuring_cost(self) -> float:
+        """All updates of the stage in training steps."""
+        return self.updates * self.update_cost + (self.first_extra if self.updates else 0.0)
 
     @property
     def cost(self) -> float:
         """The whole stage in training steps."""
-        return self.steps * self.step_cost + self.updates * self.update_cost + self.scoring_cost
+        return self.steps * self.step_cost + self.measuring_cost + self.scoring_cost
 
 
 @dataclass(frozen=True)
@@ -210,14 +218,17 @@ def _plan_stage(
         return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
-    update_cost, possible = dev * FORWARD, strategy.candidates()
+    update_cost, first_extra, possible = dev * FORWARD, 0.0, strategy.candidates()
     if len(possible):
-        measured = min(probing.subset or len(possible), len(possible))
         sharing = 1 if method.alone else processes
         sizes = np.array(list(train.values()))[possible]
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
-        update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
-    strategy.space_rounds(update_cost, stage.steps)
+        first_cost, update_cost = (
+            method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
+            for measured in (probing.measured(len(possible), first=True), probing.measured(len(possible)))
+        )
+        first_extra = first_cost - update_cost
+    strategy.space_rounds(update_cost, stage.steps, first_extra)
     warmup = stage.warmup_steps(training)
     updates = list(_updates(strategy, stage.steps, warmup))
     if len(possible) and updates:
@@ -227,6 +238,8 @@ def _plan_stage(
     return StagePlan(
         *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
         warmup_steps=warmup,
+        first_extra=first_extra,
+        adapts=isinstance(method, Probe) and method.reliability is not None,
     )
 
 

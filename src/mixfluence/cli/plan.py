@@ -107,6 +107,8 @@ def _stage(stage: StagePlan) -> str:
 def _updates(stage: StagePlan) -> str:
     if not stage.updates:
         return "no update"
-    added = stage.updates * stage.update_cost / stage.steps
-    each = f"each {stage.update_cost:.1f} training steps (+{added:.0%})"
+    most = "at most " if stage.adapts else ""
+    first = f", the first {stage.update_cost + stage.first_extra:.1f}" if stage.first_extra else ""
+    added = f"(+{most}{stage.measuring_cost / stage.steps:.0%})"
+    each = f"each {most}{stage.update_cost:.1f} training steps{first} {added}"
     return f"{stage.updates:,} updates from step {stage.first_update:,} on, {each}"

@@ -22,7 +22,7 @@ from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
-from mixfluence.schema import Count, Section, short
+from mixfluence.schema import Count, PathLike, Section, short
 
 LOCATION_KEYS = {"path", "id", "config", "library", "task", "language", "kind", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.

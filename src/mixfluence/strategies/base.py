@@ -219,12 +219,16 @@ class Strategy(Section):
         """
         return False
 
-    def space_rounds(self, cost: float, steps: int) -> None:
-        """Take the cost of a round, in training steps, before a run of so many steps."""
+    def space_rounds(self, cost: float, steps: int, extra: float = 0.0) -> None:
+        """Take the cost of a round and what the first one costs more, in training steps, before a run."""
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""
         return np.flatnonzero(self.weights() > 0)
+
+    def urgency(self) -> Vector | None:
+        """Return how much each dataset should be measured next, if a round measures a subset; None for at random."""
+        return None
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
@@ -337,14 +341,14 @@ class LogitStrategy(ArmStrategy):
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)
 
-    def space_rounds(self, cost: float, steps: int) -> None:
+    def space_rounds(self, cost: float, steps: int, extra: float = 0.0) -> None:
         if self.budget is None:
             return
-        allowed = int(self.budget * steps / cost)
-        if not allowed:
+        allowed = int((self.budget * steps - extra) / cost)
+        if allowed < 1:
+            once = f"measuring once costs {cost + extra:.0f} steps, more than {self.budget:g} of {steps}"
             raise RecipeError(
-                f"strategy.budget: measuring once costs {cost:.0f} steps, more than {self.budget:g} of {steps}; raise "
-                "the budget, lower inner_steps or dev_batch_size, or measure a subset"
+                f"strategy.budget: {once}; raise the budget, lower inner_steps or dev_batch_size, or measure a subset"
             )
         self._rounds_at = growing_intervals(max(1, self.warmup_steps), steps, allowed, least=self.update_every)
 
