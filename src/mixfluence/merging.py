@@ -236,12 +236,12 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
     compared = {key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")}
     # How often a stage logs or saves does not change its model.
     free = {"log_every": 1, "save_every": None}
-    stages = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
-    compared["training"] = tuple(stages)
+    then, now = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
+    compared["training"] = then, now
     compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
     for name in (name for name, weight in found.items() if weight):
         compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
-    if different := [key for key, (then, now) in compared.items() if then != now]:
+    if different := [key for key, (one, other) in compared.items() if one != other]:
         raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
     # Last, because it marks the stage as finished.
