@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from mixfluence import runs
-from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
@@ -32,6 +32,7 @@ from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_sta
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult
 from mixfluence.testing import rehearse_tests, score_run
 from mixfluence.training.callback import probing_cost
@@ -91,6 +92,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
+    data, selected = _select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
     pool, dataset_shares = _divide(recipe, data, watch)
     *searches, final = recipe.strategy.stages(recipe)
@@ -120,8 +122,27 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(recipe, data, trained, records, inputs, seconds, scores, notes)
+    facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
+    _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
+
+
+def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+    """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
+    if recipe.select is None:
+        return data, {}
+    sources = {**recipe.dev, **recipe.train}
+    with watch("select"), PartialState().main_process_first():
+        train, selected = select_rows(
+            data.train,
+            data.dev,
+            build_model(recipe.model),
+            keep=recipe.select.keep,
+            batch_size=recipe.training.batch_size,
+            seed=recipe.seed,
+            prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
+        )
+    return replace(data, train=train), selected
 
 
 def _divide(
@@ -279,7 +300,7 @@ def _write_record(
     recipe: Recipe,
     data: Data,
     trained: Trained,
-    stages: Mapping[str, Any],
+    facts: Mapping[str, Any],
     inputs: Inputs,
     seconds: dict[str, float],
     scores: Mapping[str, Evaluation],
@@ -294,7 +315,7 @@ def _write_record(
         "selected_step": trained.selected_step,
         "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        "stages": stages,
+        **facts,
         **test_facts(data.test, scores),
     }
     runs.write_record(recipe.output / runs.RECORD_FILE, record)

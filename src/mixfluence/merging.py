@@ -233,7 +233,11 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
 def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
     """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
     before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
-    compared = {key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")}
+    compared = {
+        key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap", "select")
+    }
+    if recipe.select:
+        compared["dev"] = before.dev, recipe.dev
     # How often a stage logs or saves does not change its model.
     free = {"log_every": 1, "save_every": None}
     then, now = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))

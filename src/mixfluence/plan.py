@@ -74,8 +74,7 @@ class Plan:
 
     Attributes:
         guides: Rows of each dev set that guides sampling.
-        clustering: Cost of clustering before training.
-        encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
+        encodings: What is encoded before training, to select rows or to cluster them: its cost and a sentence.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
     """
 
@@ -84,14 +83,13 @@ class Plan:
     datasets: list[DatasetPlan]
     guides: dict[str, int]
     stages: list[StagePlan]
-    clustering: float
-    encoding: str | None
+    encodings: dict[str, tuple[float, str]]
     absent: list[str]
 
     @property
     def cost(self) -> float:
         """The whole run in training steps."""
-        return sum(stage.cost for stage in self.stages) + self.clustering
+        return sum(stage.cost for stage in self.stages) + sum(cost for cost, _ in self.encodings.values())
 
     @property
     def times_static(self) -> float:
@@ -141,10 +139,11 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
-    clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
-    guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
+    per_row = FORWARD / (training.batch_size * training.gradient_accumulation)
+    encodings = {purpose: (own.rows * per_row, own.text) for purpose, own in checked.encodings.items()}
+    guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
+    return Plan(recipe, processes, datasets, guides, planned, encodings, checked.absent)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:

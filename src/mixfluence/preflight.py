@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mixfluence.display import duration
 from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting, refuse
-from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
@@ -24,13 +24,19 @@ TIMED_ROWS = 64
 MODEL_FILES = ("modules.json", "config.json")
 
 
+class Encoding(NamedTuple):
+    """Rows that are encoded before training, and a sentence about it."""
+
+    rows: int
+    text: str
+
+
 class Checked(NamedTuple):
-    """Rows of training sets, of what guides of dev sets, and that are encoded before training; absent datasets."""
+    """Rows of training sets that are kept, of what guides of dev sets, and encoded before; absent datasets."""
 
     train: dict[str, int]
     dev: dict[str, int]
-    encoded: int
-    encoding: str | None
+    encodings: dict[str, Encoding]
     absent: list[str]
 
 
@@ -56,9 +62,14 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
-        encoded = recipe.strategy.encoded_rows(train, dev)
-        encoding = _describe_encoding(recipe, encoded, data) if encoded else None
-        checked = Checked(train, dev, encoded, encoding, absent)
+        encodings = {}
+        if recipe.select:
+            encodings["selecting"] = _encoding(recipe, None, sum((train | dev).values()), data)
+            keep = recipe.select.keep
+            train = {name: rows_to_keep(name, rows, keep) for name, rows in train.items()}
+        if rows := recipe.strategy.encoded_rows(train, dev):
+            encodings["clustering"] = _encoding(recipe, getattr(recipe.strategy, "encoder", None), rows, data)
+        checked = Checked(train, dev, encodings, absent)
     return checked
 
 
@@ -129,12 +140,11 @@ def _published(source: Source) -> int:
     return (source.published.rows or 0) if source.published else 0
 
 
-def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
+def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -> Encoding:
     """Say what is encoded before training, by which encoder and, if the data is here, for how long."""
-    named = getattr(recipe.strategy, "encoder", None)
     what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
     if data is None:
-        return what
+        return Encoding(rows, what)
     from mixfluence.encoders import load_encoder
 
     encoder = load_encoder(named) if named else load_encoder(**recipe.model.model_dump())
@@ -145,4 +155,4 @@ def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
     started = perf_counter()
     encoder.encode(texts, show_progress_bar=False)
     seconds = (perf_counter() - started) / (len(texts) / 2) * rows
-    return f"{what}: about {duration(seconds)} on this machine, less for what is cached"
+    return Encoding(rows, f"{what}: about {duration(seconds)} on this machine, less for what is cached")

@@ -37,7 +37,8 @@ MEASURE = "ndcg@10"
 # Models without the training of a run, which it is tested along with.
 REFERENCES = ("zero-shot", "bm25", "fusion")
 PARTS = ("training", "probing", "stages", "clustering")
-_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering"}
+# Row selection encodes all rows, as clustering does.
+_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering", "select": "clustering"}
 # Version 0.1.0 wrote format 1, which has neither "format" nor "kind".
 FORMAT = 2
 Kind = Literal["run", "stage", "test"]

@@ -73,8 +73,9 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
-    if plan.encoding:
-        yield "clustering", f"{plan.encoding}; as much as {plan.clustering:,.0f} training steps if encoders are alike"
+    for purpose, (cost, text) in plan.encodings.items():
+        alike = " if encoders are alike" if purpose == "clustering" else ""
+        yield purpose, f"{text}; as much as {cost:,.0f} training steps{alike}"
     for text, same in groupby(plan.stages, _stage):
         stages = list(same)
         if len(stages) > 2:
