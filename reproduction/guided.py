@@ -36,7 +36,7 @@ SETTINGS = ["joint in", "covidqa in", "climatefever in", "cosqa in", "covidqa ou
 SETTINGS += ["languages uniform", "languages expert"]
 
 # Parts of a run's seconds that depend on the sampler; "stages" are proxies and experts.
-COST = ("train", "probe", "stages", "cluster")
+COST = ("train", "probe", "stages", "cluster", "select")
 # A merge of finished runs, in place of a sampler.
 MERGE_OF = "merge_of"
 

@@ -28,7 +28,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_stage
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
@@ -216,7 +216,8 @@ def _merge(
     merged: list[Any] = [None]
     if trainer.is_world_process_zero():
         scorer = DevScorer(trainer.model, data.samples, recipe.evaluation.batch_size)
-        search = MergeSearch(merger, found, scorer.scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
+        scores = merge_scorer(merger, scorer)
+        search = MergeSearch(found, scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
         merged = [search.run(recipe.strategy.merge_weights)]
     best: Merged = broadcast_object_list(merged)[0]
     merger.merge(best.weights.values())

@@ -31,7 +31,7 @@ POINTS = 1_000
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before any measurement; None for clusters.
+    """How often a dataset is drawn in the first stage, by the weights before measuring; None if encodings decide.
 
     Of models to merge, it is drawn in all their stages together.
     """
@@ -74,7 +74,7 @@ class Plan:
 
     Attributes:
         guides: Rows of each dev set that guides sampling.
-        encodings: What is encoded before training, to select rows or to cluster them: its cost and a sentence.
+        encodings: What is encoded before training, to select rows or for the strategy: its cost and a sentence.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
     """
 

@@ -64,11 +64,11 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
         encodings = {}
         if recipe.select:
-            encodings["selecting"] = _encoding(recipe, None, sum((train | dev).values()), data)
+            encodings["selecting"] = _encoding(recipe, None, sum(train.values()) + sum(dev.values()), data)
             keep = recipe.select.keep
             train = {name: rows_to_keep(name, rows, keep) for name, rows in train.items()}
         if rows := recipe.strategy.encoded_rows(train, dev):
-            encodings["clustering"] = _encoding(recipe, getattr(recipe.strategy, "encoder", None), rows, data)
+            encodings["encoding"] = _encoding(recipe, getattr(recipe.strategy, "encoder", None), rows, data)
         checked = Checked(train, dev, encodings, absent)
     return checked
 

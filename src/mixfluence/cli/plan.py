@@ -61,7 +61,7 @@ def _datasets(plan: Plan) -> Table:
     for heading in ("rows", "share", f"epochs{stage}"):
         table.add_column(heading, justify="right")
     for dataset in plan.datasets:
-        share = "by clusters" if dataset.share is None else percent(dataset.share)
+        share = "from encodings" if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
         table.add_row(Text(dataset.name), f"{dataset.rows:,}", share, epochs)
     return table
@@ -74,7 +74,7 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
     for purpose, (cost, text) in plan.encodings.items():
-        alike = " if encoders are alike" if purpose == "clustering" else ""
+        alike = " if encoders are alike" if purpose == "encoding" else ""
         yield purpose, f"{text}; as much as {cost:,.0f} training steps{alike}"
     for text, same in groupby(plan.stages, _stage):
         stages = list(same)
