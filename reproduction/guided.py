@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from reproduction.english.study import JOINT
+from reproduction.english.study import JOINT, SINGLE
 from reproduction.english.table import interval
 from reproduction.package import merge_and_score, peak_memory, score_model, train_recipe
 from reproduction.schema import FOLDER
@@ -32,8 +32,25 @@ from reproduction.schema import FOLDER
 RESULTS = FOLDER / "guided" / "runs.jsonl"
 # Targets and pool: the targets' own training sets are in it or out of it; 13 languages start uniformly or from the
 # expert's weights.
-SETTINGS = ["joint in", "covidqa in", "climatefever in", "cosqa in", "covidqa out", "climatefever out", "cosqa out"]
+WITHOUT_OWN_SET = [*SINGLE, "insuranceqa", "obliqa"]
+SETTINGS = ["joint in", *(f"{name} in" for name in SINGLE), *(f"{name} out" for name in WITHOUT_OWN_SET)]
 SETTINGS += ["languages uniform", "languages expert"]
+# Samplers that no dev set guides train once on the whole pool, for all targets that have their sets in it.
+POOL = "pool in"
+UNGUIDED = {"static", "odm", "chameleon", "doremi", "tdro"}
+# File -> its name of a method -> the name here.
+EARLIER = {
+    "english13.jsonl": {"Inf-DDS": "anchored"},
+    "english13_methods.jsonl": {
+        "uniform": "uniform",
+        "proportional": "proportional",
+        "static, temperature 5": "temperature 5",
+        "target-only, at most 10 epochs": "target-only, at most 10 epochs",
+        "multidds, 5e-3, preconditioned": "multidds",
+        "crisp, 32 per dataset": "crisp",
+        "doge, 0.3, preconditioned": "doge",
+    },
+}
 
 # Parts of a run's seconds that depend on the sampler; "stages" are proxies and experts.
 COST = ("train", "probe", "stages", "cluster", "select")
@@ -58,30 +75,51 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.stage == "table":
-        print("\n".join(tables(read_lines(options.out))))
+        print("\n".join(tables([*earlier_lines(), *read_lines(options.out)])))
         return
-    done = {key_of(line) for line in read_lines(options.out)}
+    done = {key_of(line) for line in [*earlier_lines(), *read_lines(options.out)]}
     jobs = [
         {"stage": options.stage, "method": method, "setting": setting, "seed": seed, "strategy": methods[method]}
         for seed in range(options.seeds)
-        for setting in options.settings
         for method in options.methods
-        if applies(methods[method], setting)
+        for setting in settings_of(methods[method], options.settings)
     ]
     run([job for job in jobs if key_of(job) not in done], options)
+
+
+def settings_of(strategy: Job, settings: list[str]) -> list[str]:
+    """Return the settings to run, without those that the method cannot have or that another one includes."""
+    name = strategy.get("name")
+    if strategy.get("init") != "uniform":
+        # The expert's weights replace uniform ones.
+        settings = [setting for setting in settings if not setting.endswith(" expert")]
+    if name == "target-only":
+        settings = [setting for setting in settings if not setting.endswith(" out")]
+    if name in UNGUIDED and strategy.get("init") != "similar":
+        settings = list(dict.fromkeys(POOL if setting.endswith(" in") else setting for setting in settings))
+    return settings
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
     return job["stage"], job["method"], job["setting"], job["seed"]
 
 
-def applies(strategy: Job, setting: str) -> bool:
-    """Return whether a method has a run of its own in a setting: the expert's weights replace uniform ones alone."""
-    return not setting.endswith("expert") or strategy.get("init") == "uniform"
-
-
 def read_lines(path: Path) -> list[Job]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def earlier_lines() -> list[Job]:
+    """Return the first three seeds of baselines on English targets, which `reproduction.english.study` ran."""
+    found = []
+    for name, methods in EARLIER.items():
+        for line in read_lines(FOLDER / "results" / name):
+            if line["method"] in methods and line["steps"] == 400:
+                targets = "pool" if line["targets"] == ["all"] else "joint" if line["targets"] == JOINT else None
+                setting = f"{targets or line['targets'][0]} {line['own']}"
+                method = methods[line["method"]]
+                job = {"stage": "final", "method": method, "setting": setting, "seed": line["seed"]}
+                found.append({**job, "scores": line["test"], "seconds": line["seconds"]})
+    return found
 
 
 def run(jobs: list[Job], options: argparse.Namespace) -> None:
@@ -140,7 +178,10 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
     languages = target == "languages"
     path = FOLDER / "recipes" / "twin-mldr13.yaml" if languages else find_recipe("english13")
     base = load_recipe(path, files_may_be_missing=True)
-    targets = list(base.dev) if languages else JOINT if target == "joint" else [target]
+    groups = {"languages": list(base.dev), "joint": JOINT, "pool": [*JOINT, "socode"]}
+    targets = groups.get(target, [target])
+    if strategy["name"] in {"crisp", "chameleon"}:
+        strategy["encoder"] = options.model
     if start == "expert":
         strategy["init"] = base.strategy.model_dump(mode="json")["init"]
     changes = [
@@ -181,6 +222,15 @@ def result_of(folder: Path) -> Job:
     return {"scores": scores, "weights": found.weights, "seconds": seconds}
 
 
+def scores_of(line: Job) -> dict[str, float]:
+    """Return the mean score of each setting that a run counts for."""
+    scores = line["scores"]
+    if line["setting"] != POOL:
+        return {line["setting"]: fmean(scores.values())}
+    joint = {"joint in": fmean(scores[name] for name in JOINT)}
+    return joint | {f"{name} in": scores[name] for name in SINGLE}
+
+
 def tables(lines: list[Job]) -> Iterator[str]:
     """Yield a table for each stage: mean NDCG@10 x 100 with 95% t-intervals over seeds, and cost by method."""
     for stage in ("explore", "final"):
@@ -188,9 +238,10 @@ def tables(lines: list[Job]) -> Iterator[str]:
         costs: dict[str, dict[tuple[Any, ...], float]] = defaultdict(dict)
         for line in sorted(lines, key=lambda line: line["seed"]):
             if line["stage"] == stage:
-                cells[line["method"]][line["setting"]].append(100 * fmean(line["scores"].values()))
                 spent = sum(line["seconds"].get(part, 0) for part in COST)
-                costs[line["method"]][line["setting"], line["seed"]] = spent
+                for setting, score in scores_of(line).items():
+                    cells[line["method"]][setting].append(100 * score)
+                    costs[line["method"]][setting, line["seed"]] = spent
         heads = [setting for setting in SETTINGS if any(setting in row for row in cells.values())]
         yield f"{stage}\n\n| | {' | '.join(heads)} | cost |"
         yield "|---" * (len(heads) + 2) + "|"

@@ -31,7 +31,9 @@ POINTS = 1_000
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before measuring; None if encodings decide.
+    """How often a dataset is drawn in the first stage, by the weights before any measurement.
+
+    None for weights that encodings decide when the run starts: clusters, a start by similarity.
 
     Of models to merge, it is drawn in all their stages together.
     """
@@ -131,8 +133,9 @@ def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
 def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     training, clusters, train = recipe.training, recipe.strategy.clusters, checked.train
     stages: list[tuple[Stage, Strategy]] = []
-    for stage in recipe.strategy.stages(recipe):
-        strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
+    evenly = dict.fromkeys(train, 1 / len(train))
+    for stage in recipe.strategy.starting_from(evenly).stages(recipe):
+        strategy = stage.strategy(evenly if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
@@ -156,7 +159,7 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 def _plan_datasets(
     recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
-    if recipe.strategy.clusters:
+    if recipe.strategy.clusters or recipe.strategy.similar:
         return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
     draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)

@@ -68,7 +68,8 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
             keep = recipe.select.keep
             train = {name: rows_to_keep(name, rows, keep) for name, rows in train.items()}
         if rows := recipe.strategy.encoded_rows(train, dev):
-            encodings["encoding"] = _encoding(recipe, getattr(recipe.strategy, "encoder", None), rows, data)
+            named = getattr(recipe.strategy.similar or recipe.strategy, "encoder", None)
+            encodings["encoding"] = _encoding(recipe, named, rows, data)
         checked = Checked(train, dev, encodings, absent)
     return checked
 

@@ -65,10 +65,17 @@ def test_every_method_is_a_sampler_or_a_merge_of_samplers() -> None:
             )
 
 
-def test_only_methods_that_start_from_weights_run_in_the_experts_setting() -> None:
-    assert guided.applies(METHODS["fair"], "languages expert")
-    assert not any(guided.applies(METHODS[name], "languages expert") for name in ("merge", "temperature 5"))
-    assert all(guided.applies(strategy, "joint in") for strategy in METHODS.values())
+def test_a_method_runs_in_the_settings_that_it_can_have() -> None:
+    settings = ["joint in", "covidqa in", "covidqa out", "languages uniform", "languages expert"]
+    for name, runs in {
+        "fair": settings,
+        "fair, similar": settings[:4],
+        "merge": settings[:4],
+        "uniform": ["pool in", *settings[2:]],
+        "similar": settings[:4],
+        "target-only, at most 10 epochs": [*settings[:2], *settings[3:]],
+    }.items():
+        assert guided.settings_of(METHODS[name], settings) == runs
 
 
 def test_costs_are_relative_to_uniform_sampling() -> None:
