@@ -227,8 +227,8 @@ def test_costs_are_counted_by_part_and_relative_to_static() -> None:
     dear, cheap = found.groups
     assert found.on_gpu
     nothing = dict.fromkeys(PARTS, 0)
-    spent = {"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02}
-    assert dear.hours(on_gpu=True) == pytest.approx(nothing | spent)
+    parts = {"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02}
+    assert dear.hours(on_gpu=True) == pytest.approx(nothing | parts)
     assert cheap.hours(on_gpu=True) == pytest.approx(nothing | {"training": 2})
     assert found.relative_cost(dear) == pytest.approx(5.22 / 2)
     assert found.relative_cost(cheap) == 1
