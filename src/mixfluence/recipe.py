@@ -91,8 +91,8 @@ class SelectSection(Section):
     """Which training rows are kept before sampling: the share `keep` of each dataset, at least 2 rows.
 
     `alignment` keeps the rows whose gradients are most similar to those of a dev set (as LESS does), on a linear layer
-    after the encoder. It drops mislabelled rows and rows that teach the opposite of the dev sets. It compares rows of
-    one dataset with each other; how often a dataset is drawn is the strategy's concern.
+    after the encoder. It drops rows that teach the opposite of the dev sets, and many mislabelled ones where dev rows
+    are of the same kind. It compares rows of one dataset with each other; how often a dataset is drawn is the strategy's concern.
     """
 
     by: Literal["alignment"] = "alignment"

@@ -22,7 +22,7 @@ from mixfluence.recipe import rows_to_keep
 logger = logging.getLogger(__name__)
 
 # Higher than in training: a row is compared with all others of its batch, not with the nearest alone, whose direction
-# is mostly noise. Of half-shuffled datasets it keeps far more clean rows than 0.02 does.
+# is mostly noise. docs/method-index.md has figures, on which it was chosen.
 TEMPERATURE = 0.2
 # Query and passage prompt of a dataset; None for the encoder's own.
 RowPrompts = tuple[str | None, str | None]
