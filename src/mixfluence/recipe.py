@@ -92,7 +92,8 @@ class SelectSection(Section):
 
     `alignment` keeps the rows whose gradients are most similar to those of a dev set (as LESS does), on a linear layer
     after the encoder. It drops rows that teach the opposite of the dev sets, and many mislabelled ones where dev rows
-    are of the same kind. It compares rows of one dataset with each other; how often a dataset is drawn is the strategy's concern.
+    are of the same kind. It compares rows of one dataset with each other; how often a dataset is drawn is the
+    strategy's concern.
     """
 
     by: Literal["alignment"] = "alignment"
