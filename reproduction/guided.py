@@ -61,7 +61,7 @@ EARLIER = {
 }
 
 # Parts of a run's seconds that depend on the sampler; "stages" are proxies and experts.
-COST = ("train", "probe", "stages", "cluster")
+COST = ("train", "probe", "stages", "cluster", "select")
 # A merge of finished runs, in place of a sampler.
 MERGE_OF = "merge_of"
 IDENTITY = ("stage", "method", "setting", "seed")

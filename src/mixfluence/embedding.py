@@ -41,8 +41,8 @@ class TextEncoder:
         self.side = side
 
     @torch.inference_mode()
-    def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False) -> Tensor:
-        """Return unit vectors on the model's device, of texts that were tokenised for its `side`."""
+    def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False, unit: bool = True) -> Tensor:
+        """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`."""
         model, console = self._model, Console(stderr=True)
         order = np.argsort(-texts.lengths, kind="stable")
         found = []
@@ -54,7 +54,7 @@ class TextEncoder:
                 embeddings = model(batch_to_device(features, model.device))["sentence_embedding"]
                 if model.truncate_dim is not None:
                     embeddings = truncate_embeddings(embeddings, model.truncate_dim)
-                found.append(F.normalize(embeddings, dim=-1))
+                found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
         joined = torch.cat(found)
         return torch.empty_like(joined).index_copy_(0, torch.from_numpy(order).to(joined.device), joined)
 

@@ -30,11 +30,12 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_stage
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.rehearsal import rehearse_tests
+from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult, Strategy
 from mixfluence.testing import score_run
 from mixfluence.training.callback import probing_cost
@@ -94,6 +95,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
+    data, selected = _select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
     strategy = _find_start(recipe, data, watch, resume=resume)
     pool, dataset_shares = _divide(recipe, data, watch, resume=resume)
@@ -124,8 +126,27 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(recipe, data, trained, records, inputs, seconds, scores, notes)
+    facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
+    _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
+
+
+def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+    """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
+    if recipe.select is None:
+        return data, {}
+    sources = {**recipe.dev, **recipe.train}
+    with watch("select"), PartialState().main_process_first():
+        train, selected = select_rows(
+            data.train,
+            data.dev,
+            build_model(recipe.model),
+            keep=recipe.select.keep,
+            batch_size=recipe.training.batch_size,
+            seed=recipe.seed,
+            prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
+        )
+    return replace(data, train=train), selected
 
 
 def _find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool) -> Strategy:
@@ -224,7 +245,8 @@ def _merge(
     merged: list[Any] = [None]
     if trainer.is_world_process_zero():
         scorer = DevScorer(trainer.model, data.samples, recipe.evaluation.batch_size)
-        search = MergeSearch(merger, found, scorer.scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
+        scores = merge_scorer(merger, scorer)
+        search = MergeSearch(found, scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
         merged = [search.run(recipe.strategy.merge_weights)]
     best: Merged = broadcast_object_list(merged)[0]
     merger.merge(best.weights.values())
@@ -308,7 +330,7 @@ def _write_record(
     recipe: Recipe,
     data: Data,
     trained: Trained,
-    stages: Mapping[str, Any],
+    facts: Mapping[str, Any],
     inputs: Inputs,
     seconds: dict[str, float],
     scores: Mapping[str, Evaluation],
@@ -323,7 +345,7 @@ def _write_record(
         "selected_step": trained.selected_step,
         "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        "stages": stages,
+        **facts,
         **test_facts(data.test, scores),
     }
     runs.write_record(recipe.output / runs.RECORD_FILE, record)

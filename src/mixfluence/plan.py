@@ -38,7 +38,7 @@ POINTS = 1_000
 class DatasetPlan:
     """How often a dataset is drawn in the first stage, by the weights before any measurement.
 
-    None for clusters and for a start by similarity, which are found when the run starts.
+    None for weights that encodings decide when the run starts: clusters, a start by similarity.
 
     Of models to merge, it is drawn in all their stages together.
     """
@@ -89,8 +89,7 @@ class Plan:
 
     Attributes:
         guides: Rows of each dev set that guides sampling.
-        clustering: Cost of clustering before training.
-        encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
+        encodings: What is encoded before training, to select rows or for the strategy: its cost and a sentence.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
         data: What was read on this machine.
         clusters: How many clusters of the datasets are drawn at most, for a strategy with arms; 0 for others.
@@ -101,8 +100,7 @@ class Plan:
     datasets: list[DatasetPlan]
     guides: dict[str, int]
     stages: list[StagePlan]
-    clustering: float
-    encoding: str | None
+    encodings: dict[str, tuple[float, str]]
     absent: list[str]
     data: Data | None
     clusters: int = 0
@@ -110,7 +108,7 @@ class Plan:
     @property
     def cost(self) -> float:
         """The whole run in training steps."""
-        return sum(stage.cost for stage in self.stages) + self.clustering
+        return sum(stage.cost for stage in self.stages) + sum(cost for cost, _ in self.encodings.values())
 
     @property
     def times_static(self) -> float:
@@ -163,11 +161,12 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
-    clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
-    guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
+    per_row = FORWARD / (training.batch_size * training.gradient_accumulation)
+    encodings = {purpose: (own.rows * per_row, own.text) for purpose, own in checked.encodings.items()}
+    guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    known = checked.encoding, checked.absent, checked.data, len(train) if arms else 0
-    return Plan(recipe, processes, datasets, guides, planned, clustering, *known)
+    known = encodings, checked.absent, checked.data, len(train) if arms else 0
+    return Plan(recipe, processes, datasets, guides, planned, *known)
 
 
 def _found_by_clustering(recipe: Recipe) -> bool:

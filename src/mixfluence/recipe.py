@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.data.formats import Source, check_defaults, fill_sources
+from mixfluence.errors import DataError
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
@@ -97,6 +99,27 @@ class SelectionSection(Section):
     corpus: Count = 20_000
 
 
+class SelectSection(Section):
+    """Which training rows are kept before sampling: the share `keep` of each dataset, at least 2 rows.
+
+    `alignment` keeps the rows whose gradients are most similar to those of a dev set (as LESS does), on a linear layer
+    after the encoder. It drops rows that teach the opposite of the dev sets, and many mislabelled ones where dev rows
+    are of the same kind. It compares rows of one dataset with each other; how often a dataset is drawn is the
+    strategy's concern.
+    """
+
+    by: Literal["alignment"] = "alignment"
+    keep: Annotated[float, Field(gt=0, lt=1)]
+
+
+def rows_to_keep(name: str, rows: int, keep: float) -> int:
+    """Return how many rows of a dataset `SelectSection` keeps; refuse fewer than two, which have no negatives."""
+    kept = math.ceil(round(keep * rows, 6))
+    if kept < 2:
+        raise DataError(f"{name}: select.keep of {keep:g} leaves {kept} of its {rows} rows, at least 2 are needed")
+    return kept
+
+
 class EvaluationSection(Section):
     """How test sets are evaluated at the end."""
 
@@ -119,6 +142,7 @@ class Recipe(Section):
     dev: dict[str, Source] = Field(default_factory=dict)
     test: dict[str, Source] = Field(default_factory=dict)
     overlap: Literal["drop", "refuse"] = "drop"
+    select: SelectSection | None = None
     strategy: Annotated[SerializeAsAny[Strategy], registered(STRATEGIES, default="static")] = Field(
         default_factory=Static
     )
@@ -155,6 +179,8 @@ class Recipe(Section):
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
                 yield f"dev.{name}: its prompts differ from those of train.{name}"
+        if self.select and not self.dev:
+            yield "select: needs at least one dev set"
         if self.selection is None:
             return
         every, steps = self.selection.every, self.training.steps

@@ -36,8 +36,8 @@ MANIFEST_FILE = "manifest.json"
 MEASURE = "ndcg@10"
 # Models without the training of a run, which it is tested along with.
 REFERENCES = ("zero-shot", "bm25", "fusion")
-PARTS = ("training", "probing", "stages", "clustering")
-_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering"}
+PARTS = ("training", "probing", "stages", "clustering", "selecting")
+_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering", "select": "selecting"}
 # Version 0.1.0 wrote format 1, which has neither "format" nor "kind".
 FORMAT = 2
 Kind = Literal["run", "stage", "test"]

@@ -61,7 +61,7 @@ def _datasets(plan: Plan) -> Table:
     stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
     for heading in ("rows", "share", f"epochs{stage}"):
         table.add_column(heading, justify="right")
-    unknown = "by similarity" if plan.recipe.strategy.similar else "by clusters"
+    unknown = "by similarity" if plan.recipe.strategy.similar else "from encodings"
     for dataset in plan.datasets:
         share = unknown if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
@@ -77,8 +77,9 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
     if plan.clusters:
         yield "arms", f"at most {plan.clusters:,} clusters of {len(plan.datasets):,} datasets"
-    if plan.encoding:
-        yield "clustering", f"{plan.encoding}; as much as {plan.clustering:,.0f} training steps if encoders are alike"
+    for purpose, (cost, text) in plan.encodings.items():
+        alike = " if encoders are alike" if purpose == "encoding" else ""
+        yield purpose, f"{text}; as much as {cost:,.0f} training steps{alike}"
     for text, same in groupby(plan.stages, _stage):
         stages = list(same)
         if len(stages) > 2:

@@ -178,15 +178,20 @@ def step_equivalents(run: Run) -> float:
     """Return the work of a run in training steps, which does not depend on how busy its machine was.
 
     A forward pass is a third of a step, as in `mixfluence plan`; rounds of probes are counted as the trace has them.
+    Models that are scored on dev sets encode samples of the size that the strategy asks for.
     """
-    training, probing = run.recipe.training, run.recipe.strategy.probing
+    training, probing, scoring = run.recipe.training, run.recipe.strategy.probing, run.recipe.strategy.scoring
     rows = training.batch_size * training.gradient_accumulation
+    texts = len(run.recipe.dev) * (scoring.queries + scoring.passages) if scoring else 0
+    # A training row has two texts.
+    scored = texts / (2 * rows) * FORWARD
     spent, hours = (sum(run.record.get(unit, {}).values()) for unit in ("seconds", "gpu_hours"))
     processes = max(1, round(3600 * hours / spent)) if spent else 1
     traces, work = {**run.stages, FINAL: run.trace}, 0.0
     for stage in run.recipe.strategy.stages(run.recipe):
         trace = traces.get(stage.name) or [{"step": 0}]
-        work += trace[-1]["step"] * (1 + FORWARD if stage.against else 1)
+        step_cost = scored if stage.merges else 1 + FORWARD if stage.against else 1
+        work += trace[-1]["step"] * step_cost + (scored if stage.scored else 0)
         for update in (line["update"] for line in trace if probing and "update" in line):
             assert probing is not None
             dev = sum(update.get("rows", {}).values()) / rows
@@ -196,4 +201,5 @@ def step_equivalents(run: Run) -> float:
             work += cost if measured else dev * FORWARD
     if run.recipe.strategy.clusters:
         work += sum(facts["rows"] for facts in run.record["datasets"].values()) / rows * FORWARD
-    return work
+    selected = sum(int(facts["rows"]) for facts in run.record.get("select", {}).values())
+    return float(work + selected / rows * FORWARD)
