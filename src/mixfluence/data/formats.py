@@ -75,14 +75,26 @@ def check_defaults(defaults: Any) -> None:
 
 def read_rows(source: Source) -> RowSet:
     """Read the training or dev rows of a source, with a note if their number differs from the published one."""
-    rows = source.read_rows()
-    published = source.published.rows if source.published else None
-    return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
+    return _with_row_note(source, source.read_rows())
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:
     """Read a source as a retrieval task with its prompts; the reader's notes and other counts are logged."""
-    task = source.read_task(name)
+    return _with_prompts(name, source, source.read_task(name))
+
+
+def read_both(name: str, source: Source) -> tuple[RowSet, RetrievalSet]:
+    """Read a source as `read_rows` and `read_task` do, its files once."""
+    rows, task = source.read_both(name)
+    return _with_row_note(source, rows), _with_prompts(name, source, task)
+
+
+def _with_row_note(source: Source, rows: RowSet) -> RowSet:
+    published = source.published.rows if source.published else None
+    return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
+
+
+def _with_prompts(name: str, source: Source, task: RetrievalSet) -> RetrievalSet:
     notes = list(task.notes)
     for what, count in task.counts.items():
         notes += count_difference(name, what, count, getattr(source.published, what, None))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mixfluence.data.formats import Source, read_rows, read_task
+from mixfluence.data.formats import Source, read_both, read_rows, read_task
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
 from mixfluence.data.rows import RowSet
@@ -47,9 +47,13 @@ def read_data(recipe: Recipe) -> Data:
     problems: list[MixfluenceError] = []
     test = _read_each("test", recipe.test, read_task, problems)
     train = _read_each("train", recipe.train, lambda _, source: read_rows(source), problems)
-    dev = _read_each("dev", recipe.dev, lambda _, source: read_rows(source), problems)
     scoring = recipe.strategy.scoring
-    tasks = list(_read_each("dev", recipe.dev if recipe.selection or scoring else {}, read_task, problems).values())
+    tasks: list[RetrievalSet] = []
+    if recipe.selection or scoring:
+        both = _read_each("dev", recipe.dev, read_both, problems)
+        dev, tasks = {name: rows for name, (rows, _) in both.items()}, [task for _, task in both.values()]
+    else:
+        dev = _read_each("dev", recipe.dev, lambda _, source: read_rows(source), problems)
     refuse(problems)
     mixture, overlaps = without_overlap(
         Mixture(train), {name: task.queries for name, task in test.items()}, recipe.overlap
