@@ -6,7 +6,7 @@ import gc
 
 import bm25s  # noqa: F401
 import jinja2
-import transformers.models.bert.modeling_bert  # noqa: F401
+import transformers.models.bert.modeling_bert
 import transformers.models.bert.tokenization_bert  # noqa: F401
 from sentence_transformers.sentence_transformer import evaluation  # noqa: F401
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData

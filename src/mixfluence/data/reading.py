@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.errors import MixfluenceError, refuse
 from mixfluence.recipe import Recipe
 from mixfluence.runs import OVERLAP_FILE
+from mixfluence.strategies import Scoring
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,15 +63,19 @@ def read_data(recipe: Recipe) -> Data:
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
-    halves = recipe.selection is not None and recipe.selection.dev == "halves"
-    samples = [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks if scoring]
+    samples = dev_samples(recipe, scoring, tasks) if scoring else []
     selection = []
     if recipe.selection:
-        if halves:
+        if recipe.halves:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
             tasks = [selecting_half(task) for task in tasks]
         selection = [task.sample_corpus(recipe.selection.corpus) for task in tasks]
     return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps, samples)
+
+
+def dev_samples(recipe: Recipe, scoring: Scoring, tasks: Iterable[RetrievalSet]) -> list[RetrievalSet]:
+    """Return a sample of each dev set to score models by; with `selection.dev: halves` of the half that guides."""
+    return [scoring_sample(task, scoring.queries, scoring.passages, halves=recipe.halves) for task in tasks]
 
 
 def _read_each(
