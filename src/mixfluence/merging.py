@@ -18,6 +18,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
 from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
@@ -235,11 +236,14 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
     """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
     before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
     compared = {key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")}
-    compared["training"] = (before.training, recipe.training.model_copy(update={"steps": before.training.steps}))
+    # How often a stage logs or saves does not change its model.
+    free = {"log_every": 1, "save_every": None}
+    then, now = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
+    compared["training"] = (then, now)
     compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
     for name in (name for name, weight in found.items() if weight):
         compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
-    if different := [key for key, (then, now) in compared.items() if then != now]:
+    if different := [key for key, (old, new) in compared.items() if old != new]:
         raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
     # Last, because it marks the stage as finished.
