@@ -33,8 +33,9 @@ from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_sta
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.rehearsal import rehearse_tests
 from mixfluence.strategies import Stage, StageResult, Strategy
-from mixfluence.testing import rehearse_tests, score_run
+from mixfluence.testing import score_run
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import (
     LATEST,
@@ -239,7 +240,7 @@ def _prepare(
     first = trainer.is_world_process_zero()
     if first:
         if "encoder" not in inputs:
-            rehearse_tests(recipe, trainer.model, data)
+            rehearse_tests(recipe, trainer.model, data, recipe.output)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():
             check_inputs(recipe.output, inputs)

@@ -143,8 +143,12 @@ def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import bm25s
 
+    tokens = bm25s.tokenize(list(task.docs), show_progress=False)
+    if not any(tokens.ids):
+        logger.warning("%s: no passage has a word, so that BM25 finds none", task.name)
+        return {query: {} for query in task.query_ids}
     index = bm25s.BM25()
-    index.index(bm25s.tokenize(list(task.docs), show_progress=False), show_progress=False)
+    index.index(tokens, show_progress=False)
     positions, scores = index.retrieve(
         bm25s.tokenize(list(task.queries), show_progress=False),
         k=min(k + 1, len(task.doc_ids)),
