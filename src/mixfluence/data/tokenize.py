@@ -40,7 +40,7 @@ CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 # A short text beside one that exceeds any maximum length: the output has padding and shows the truncation.
 SENTENCE = "the quick brown fox jumps over the lazy dog "
 PROBE = ["a", SENTENCE * 2_000]
-# Fifteen times as fast, and shows the same if the last two are truncated to the same ids.
+# About ten times as fast, and shows the same if the last two are truncated to the same ids.
 SHORT_PROBE = ["a", SENTENCE * 64, SENTENCE * 128]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
@@ -170,7 +170,7 @@ class Side:
         return {**output, **rows}
 
 
-@lru_cache(maxsize=2)  # a large vocabulary takes seconds, and is asked for at every evaluation
+@lru_cache(maxsize=2)  # asked for at every evaluation, and vocabularies can be large
 def _hash_definition(definition: str, truncation_side: str | None) -> str:
     # With the truncation side but without lengths, which calls change.
     return _hash(json.loads(definition) | {"padding": None, "truncation": truncation_side})
