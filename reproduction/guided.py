@@ -248,11 +248,9 @@ def summary(lines: list[Job]) -> Iterator[str]:
         shown = [group_mean(own, settings) for settings in GROUPS.values()]
         shared = own.keys() & cells.get(DEFAULT, {}).keys()
         ahead = [cells[DEFAULT][cell] - own[cell] for cell in shared]
-        test = (
-            f"{fmean(ahead):+.1f} (p = {ttest_1samp(ahead, 0).pvalue:.1g}, {len(ahead)})"
-            if len(ahead) > 2 and any(ahead)
-            else ""
-        )
+        test = ""
+        if len(ahead) > 2 and any(ahead):
+            test = f"{fmean(ahead):+.1f} (p = {ttest_1samp(ahead, 0).pvalue:.1g}, {len(ahead)})"
         yield f"| {method} | {' | '.join(shown)} | {test} |"
 
 

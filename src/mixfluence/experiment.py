@@ -45,7 +45,6 @@ from mixfluence.training.checkpoints import (
     hash_parameters,
     measure,
     measure_files,
-    step_of,
     writing,
 )
 from mixfluence.training.folder import record_facts, test_facts
@@ -211,11 +210,7 @@ def _train(
 ) -> Trained:
     """Train a stage to its end and save its model."""
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
-    trainer = build_trainer(recipe, stage, data, callbacks)
-    _check_inputs(recipe, trainer, data, inputs)
-    with watch("tokenise"):
-        _ = trainer.tokenised
-    _write_inputs(recipe, stage, trainer, data, inputs)
+    trainer = _prepare(recipe, stage, data, inputs, callbacks, watch)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
     probing = probing_cost(folder / runs.TRACE_FILE)
@@ -228,7 +223,7 @@ def _train(
         )
     _save_model(trainer, folder)
     best = trainer.state.best_model_checkpoint
-    return Trained(trainer, watch.seconds, probing, step_of(best) if best else trainer.state.global_step)
+    return Trained(trainer, watch.seconds, probing, runs.step_of(best) if best else trainer.state.global_step)
 
 
 def _merge(
@@ -236,11 +231,7 @@ def _merge(
 ) -> Trained:
     """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
     folder, watch = recipe.output, runs.Stopwatch()
-    trainer = build_trainer(recipe, stage, data, [])
-    _check_inputs(recipe, trainer, data, inputs)
-    with watch("tokenise"):
-        _ = trainer.tokenised
-    _write_inputs(recipe, stage, trainer, data, inputs)
+    trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
     merged: list[Any] = [None]
     if trainer.is_world_process_zero():
@@ -260,23 +251,36 @@ def _merge(
     return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
 
 
-def _check_inputs(recipe: Recipe, trainer: MixtureTrainer, data: Data, inputs: Inputs) -> None:
-    """Compare the inputs with those that the run was started with, and try once what comes after training."""
-    if trainer.is_world_process_zero():
+def _prepare(
+    recipe: Recipe,
+    stage: Stage,
+    data: Data,
+    inputs: Inputs,
+    callbacks: list[TrainerCallback],
+    watch: runs.Stopwatch,
+) -> MixtureTrainer:
+    """Return the trainer of a stage with its data tokenised.
+
+    Before that, inputs are compared with those that the run was started with, and what comes after training is tried
+    once; after it, they are written.
+    """
+    trainer = build_trainer(recipe, stage, data, callbacks)
+    first = trainer.is_world_process_zero()
+    if first:
         if "encoder" not in inputs:
             rehearse_tests(recipe, trainer.model, data, recipe.output)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():
             check_inputs(recipe.output, inputs)
-
-
-def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureTrainer, data: Data, inputs: Inputs) -> None:
-    if trainer.is_world_process_zero():
+    with watch("tokenise"):
+        _ = trainer.tokenised
+    if first:
         # An extended run is no longer finished.
         (stage_folder(recipe.output, stage.name) / runs.RECORD_FILE).unlink(missing_ok=True)
         write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
         write_inputs(recipe.output, inputs)
         _list_dropped_rows(recipe.output, data.overlaps)
+    return trainer
 
 
 def _save_model(trainer: MixtureTrainer, folder: Path) -> None:

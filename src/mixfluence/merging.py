@@ -22,7 +22,8 @@ from torch.nn.functional import normalize
 
 from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
-from mixfluence.data.retrieval import RetrievalSet, scoring_sample
+from mixfluence.data.reading import dev_samples
+from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 from mixfluence.encoders import load_encoder
@@ -47,7 +48,7 @@ from mixfluence.runs import (
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
-    from mixfluence.strategies import Merge, Scoring, Stage
+    from mixfluence.strategies import Merge, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +262,8 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
         if run.recipe.model != recipe.model:
             raise DataError(f"{run.path}: started from {run.recipe.model.name}, not from {recipe.model.name}")
     names = run_labels([run.path for run in runs])
-    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring)
+    dev = (read_task(name, source) for name, source in recipe.dev.items())
+    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring, dev)
     merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
     scorer = DevScorer(merger.model, tasks, recipe.evaluation.batch_size)
     datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}
@@ -288,18 +290,11 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
     compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
     for name in (name for name, weight in found.items() if weight):
         compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
-    if different := [key for key, (one, other) in compared.items() if one != other]:
+    if different := [key for key, (old, new) in compared.items() if old != new]:
         raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
     # Last, because it marks the stage as finished.
     shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)
-
-
-def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:
-    """Return a sample of each dev set; with `selection.dev: halves` of the half that guides."""
-    halves = recipe.selection is not None and recipe.selection.dev == "halves"
-    tasks = (read_task(name, source) for name, source in recipe.dev.items())
-    return [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks]
 
 
 def _parameters(model: SentenceTransformer) -> dict[str, Tensor]:

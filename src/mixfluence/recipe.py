@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -151,6 +151,11 @@ class Recipe(Section):
     evaluation: EvaluationSection = EvaluationSection()
     output: PathLike
 
+    @property
+    def halves(self) -> bool:
+        """Whether dev sets are split, one half to guide sampling and the other to select a checkpoint."""
+        return self.selection is not None and self.selection.dev == "halves"
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
@@ -204,12 +209,17 @@ class Recipe(Section):
 
 def changed_keys(old: Recipe, new: Recipe) -> list[str]:
     """Return the keys whose values differ between two recipes, such as `training.steps`."""
-    before, after = _flat(old.model_dump()), _flat(new.model_dump())
-    return [key for key in before | after if before.get(key) != after.get(key)]
+    return differing(flat(old.model_dump()), flat(new.model_dump()))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys that only one of two mappings has, or that have other values."""
+    return [key for key in {**before, **now} if (key in before, before.get(key)) != (key in now, now.get(key))]
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return found

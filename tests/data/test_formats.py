@@ -11,17 +11,20 @@ import logging
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from mixfluence.data import source as source_module
 from mixfluence.data.beir import BeirSource
-from mixfluence.data.formats import FORMATS, read_rows, read_task
+from mixfluence.data.formats import FORMATS, read_both, read_rows, read_task
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import PairsSource
-from mixfluence.data.source import PublishedSection
+from mixfluence.data.source import PublishedSection, SourceSection
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 
@@ -68,6 +71,30 @@ def test_notes_of_the_reader_are_logged(tmp_path: Path, caplog: pytest.LogCaptur
     task = read_task("tiny", source)
     assert [record.getMessage() for record in caplog.records] == list(task.notes)
     assert "1 of 100 judgements" in task.notes[0]
+
+
+@pytest.mark.parametrize("format_", ["beir", "pairs"])
+def test_rows_and_task_of_a_dev_set_come_from_one_reading_of_its_files(
+    tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps([f"a {i}", f"b {i}"]) + "\n" for i in range(3)))
+    source: SourceSection = beir(tmp_path, rows=3) if format_ == "beir" else PairsSource(path=pairs)
+    opened = Counter[str]()
+    read = source_module._lines
+
+    def counting(path: Path, encoding: str | None = None) -> Iterator[str]:
+        opened[path.name] += 1
+        return read(path, encoding)
+
+    monkeypatch.setattr(source_module, "_lines", counting)
+    both = read_both("tiny", source)
+    files = {"corpus.jsonl", "queries.jsonl", "dev.tsv"} if format_ == "beir" else {"pairs.jsonl"}
+    assert opened == dict.fromkeys(files, 1)
+    monkeypatch.setenv("MIXFLUENCE_CACHE", str(tmp_path / "empty-cache"))
+    rows, task = read_rows(source), read_task("tiny", source)
+    assert (both[0].fingerprint, both[0].notes) == (rows.fingerprint, rows.notes)
+    assert both[1] == task
 
 
 def test_pairs_follow_their_source(tmp_path: Path) -> None:

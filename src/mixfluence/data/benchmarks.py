@@ -43,7 +43,7 @@ class BenchmarkSource(SourceSection):
             raise DataError(f"{self.location}: {what}; choose another split")
         return convert_once([], self._identity() | {"per": self.per}, self._rows)
 
-    def read_task(self, name: str) -> RetrievalSet:
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
         return make_task(name, self.location, *self._load())
 
     def _rows(self, facts: Facts) -> Iterator[Row]:

@@ -69,7 +69,7 @@ class CorpusSource(FileSource):
         options = self.model_dump(mode="json", include={"format", "kind", "split", "words", "seed"})
         return convert_once(files, options, self._rows)
 
-    def read_task(self, name: str) -> RetrievalSet:
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
         notes: tuple[str, ...] = ()
         if self.kind == "queries":
             facts, documents = Facts(), read_documents(self.path)

@@ -60,7 +60,7 @@ class DebdocsSource(SourceSection):
     def read_rows(self) -> RowSet:
         return self._read(self.split)
 
-    def read_task(self, name: str) -> RetrievalSet:
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
         rows = {split: self._read(split).rows for split in ("train", "dev", "test")}
         docs = {f"{split}-{i}": text for split, own in rows.items() for i, text in enumerate(own["positive"])}
         queries = list(rows[self.split]["anchor"])

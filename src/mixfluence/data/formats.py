@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -82,21 +82,33 @@ def check_defaults(defaults: Any) -> None:
 
 
 def read_rows(source: Source) -> RowSet:
-    """Read the training or dev rows of a source, with mined negatives and notes.
-
-    Counts that differ from the published ones are noted.
-    """
+    """Read the training or dev rows of a source, with mined negatives and notes."""
     rows = source.read_rows()
     if isinstance(source.negatives, MiningSection):
-        passages = source.read_task(source.location).docs
+        return _finish_rows(source, rows, source.read_task(source.location, rows).docs)
+    return _finish_rows(source, rows)
+
+
+def read_task(name: str, source: Source) -> RetrievalSet:
+    """Read a source as a retrieval task with its prompts; the reader's notes and other counts are logged."""
+    return _with_prompts(name, source, source.read_task(name))
+
+
+def read_both(name: str, source: Source) -> tuple[RowSet, RetrievalSet]:
+    """Read a source as `read_rows` and `read_task` do, its files once."""
+    rows, task = source.read_both(name)
+    return _finish_rows(source, rows, task.docs), _with_prompts(name, source, task)
+
+
+def _finish_rows(source: Source, rows: RowSet, passages: Sequence[str] = ()) -> RowSet:
+    """Mine negatives among the passages, if the source says so, and note another number than was published."""
+    if isinstance(source.negatives, MiningSection):
         rows = mine_negatives(rows, passages, source.negatives, (source.query_prompt, source.passage_prompt))
     published = source.published.rows if source.published else None
     return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
 
 
-def read_task(name: str, source: Source) -> RetrievalSet:
-    """Read a source as a retrieval task with its prompts; the reader's notes and other counts are logged."""
-    task = source.read_task(name)
+def _with_prompts(name: str, source: Source, task: RetrievalSet) -> RetrievalSet:
     notes = list(task.notes)
     for what, count in task.counts.items():
         notes += count_difference(name, what, count, getattr(source.published, what, None))

@@ -69,9 +69,14 @@ class SourceSection(Section):
     def read_rows(self) -> RowSet:
         """Return the training rows. `formats.read_rows` also compares them with the published counts."""
 
-    def read_task(self, name: str) -> RetrievalSet:
-        """Return a retrieval task; unless the format has a corpus, all passages of the rows are the corpus."""
-        return retrieval_from_rows(name, self.read_rows())
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
+        """Return a retrieval task; unless the format has a corpus, all passages of the (given) rows are the corpus."""
+        return retrieval_from_rows(name, self.read_rows() if rows is None else rows)
+
+    def read_both(self, name: str) -> tuple[RowSet, RetrievalSet]:
+        """Return the rows and the task of a dev set, whose files are read once."""
+        rows = self.read_rows()
+        return rows, self.read_task(name, rows)
 
 
 def _exists(path: Path, info: ValidationInfo) -> Path:

@@ -130,7 +130,7 @@ def dev_evals(run: Run) -> dict[str, Points]:
 
     The trainer library logs them in its newest checkpoint; a run without checkpoints has none.
     """
-    for path in reversed(checkpoint_files(run.path, "trainer_state.json")):
+    for path in checkpoint_files(run.path, "trainer_state.json"):
         try:
             history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
         except (ValueError, KeyError):

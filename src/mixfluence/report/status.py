@@ -97,7 +97,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
     pauses = [after["seconds"] - before["seconds"] for before, after in pairwise(trace)]
     ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
     sealed = runs.checkpoint_files(folder, runs.MANIFEST_FILE)
-    checkpoint = int(sealed[-1].parent.name.rpartition("-")[2]) if sealed else None
+    checkpoint = runs.step_of(sealed[0].parent) if sealed else None
     return Status(run, stage, stages, with_terms(trace), checkpoint, changed, silent if ended else None)
 
 

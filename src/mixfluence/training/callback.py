@@ -32,9 +32,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
-from mixfluence.runs import read_trace
+from mixfluence.runs import read_trace, step_of
 from mixfluence.training import STOP_SIGNALS
-from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, step_of, unseal_later, writing
+from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
 from mixfluence.training.folder import finish_folder, start_folder
 
 logger = logging.getLogger(__name__)
