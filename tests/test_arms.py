@@ -107,7 +107,7 @@ def test_a_subset_and_a_budget_bound_the_cost_of_many_arms() -> None:
     some = plan_run(planned(subset=10))
     assert some.stages[0].update_cost == plan_run(planned(arms=None)).stages[0].update_cost
     bounded = plan_run(planned(subset=10, budget=0.25))
-    assert 1 < bounded.times_static <= 1.25 + bounded.clustering / 400 + 1e-9
+    assert 1 < bounded.times_static <= 1.25 + bounded.encodings["encoding"][0] / 400 + 1e-9
 
 
 def test_a_plan_of_a_similar_start_lists_datasets() -> None:

@@ -61,9 +61,9 @@ class DebdocsSource(SourceSection):
         return self._read(self.split)
 
     def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
-        rows = {split: self._read(split).rows for split in ("train", "dev", "test")}
-        docs = {f"{split}-{i}": text for split, own in rows.items() for i, text in enumerate(own["positive"])}
-        queries = list(rows[self.split]["anchor"])
+        splits = {split: self._read(split).rows for split in ("train", "dev", "test")}
+        docs = {f"{split}-{i}": text for split, own in splits.items() for i, text in enumerate(own["positive"])}
+        queries = list(splits[self.split]["anchor"])
         qrels = {f"q-{i}": {f"{self.split}-{i}": 1} for i in range(len(queries))}
         return RetrievalSet(name, list(qrels), queries, list(docs), list(docs.values()), qrels)
 
