@@ -115,8 +115,9 @@ class InfDDS(LogitStrategy):
         return self._need if self.subset_by == "need" else None
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        # Half of the probes go to all datasets in turn, half to those that are likely.
-        self._need = self._need + self.weights() + 1 / len(self._need)
+        if self.subset_by == "need":
+            # Half of the probes go to all datasets in turn, half to those that are likely.
+            self._need = self._need + self.weights() + 1 / len(self._need)
         if len(influences.probed) < 2:
             return {}
         values, errors = influences.combine(self.probe.aggregate)
