@@ -124,7 +124,8 @@ def disturb(output: Path, cache: Path, rng: random.Random) -> tuple[Path, str]:
     what = rng.choice(["nothing", "moved", "cache", "checkpoint"])
     if what == "moved" and output.exists():
         return output.rename(output.with_name(f"{output.name}m")), what
-    sealed = [path.parent for path in output.rglob("manifest.json")]
+    # Nothing reads the checkpoints of a stage that is finished.
+    sealed = [path.parent for path in output.rglob("manifest.json") if not (path.parents[2] / "record.json").exists()]
     files = {"cache": cache.glob("[!l]*/*/*"), "checkpoint": (file for path in sealed for file in path.iterdir())}
     found = sorted(file for file in files.get(what, ()) if file.is_file() and file.stat().st_size)
     if not found:
