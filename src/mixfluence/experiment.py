@@ -45,7 +45,7 @@ from mixfluence.training.checkpoints import (
     writing,
 )
 from mixfluence.training.folder import record_facts, test_facts
-from mixfluence.training.trainer import MixtureTrainer
+from mixfluence.training.trainer import MixtureMixin
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class Trained(NamedTuple):
     """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
 
-    trainer: MixtureTrainer
+    trainer: MixtureMixin
     seconds: dict[str, float]
     probing: dict[str, float]
     selected_step: int
@@ -209,7 +209,7 @@ def _merge(
     return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
 
 
-def _check_inputs(recipe: Recipe, trainer: MixtureTrainer, data: Data, inputs: Inputs) -> None:
+def _check_inputs(recipe: Recipe, trainer: MixtureMixin, data: Data, inputs: Inputs) -> None:
     """Compare the inputs with those that the run was started with, and try once what comes after training."""
     if trainer.is_world_process_zero():
         if "encoder" not in inputs:
@@ -219,7 +219,7 @@ def _check_inputs(recipe: Recipe, trainer: MixtureTrainer, data: Data, inputs: I
             check_inputs(recipe.output, inputs)
 
 
-def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureTrainer, data: Data, inputs: Inputs) -> None:
+def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureMixin, data: Data, inputs: Inputs) -> None:
     if trainer.is_world_process_zero():
         # An extended run is no longer finished.
         (stage_folder(recipe.output, stage.name) / runs.RECORD_FILE).unlink(missing_ok=True)
@@ -228,7 +228,7 @@ def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureTrainer, data: D
         _list_dropped_rows(recipe.output, data.overlaps)
 
 
-def _save_model(trainer: MixtureTrainer, folder: Path) -> None:
+def _save_model(trainer: MixtureMixin, folder: Path) -> None:
     with writing(folder / runs.MODEL_FOLDER):
         trainer.save_model(str(folder / runs.MODEL_FOLDER))
     if trainer.is_world_process_zero():

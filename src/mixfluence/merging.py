@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from torch import Tensor
 
 from mixfluence.data.formats import read_task
 from mixfluence.data.retrieval import RetrievalSet, scoring_sample
-from mixfluence.data.tokenize import tokenise_texts
-from mixfluence.embedding import text_encoders
-from mixfluence.encoders import load_encoder
+from mixfluence.encoders import kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.retrieval import rank_embeddings, score_task
+from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -62,18 +60,18 @@ class Merger:
         folders: Models trained from it.
     """
 
-    def __init__(self, model: SentenceTransformer, folders: Sequence[Path]) -> None:
+    def __init__(self, model: BaseModel, folders: Sequence[Path]) -> None:
         self.model = model
         start = _parameters(model)
         self._all = [{name: tensor.clone() for name, tensor in start.items()}]
         for folder in folders:
-            own = _parameters(load_encoder(str(folder), device="cpu"))
+            own = _parameters(load_encoder(str(folder), kind=kind_of(model), device="cpu"))
             if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in start.items()}:
                 raise DataError(f"{folder}: cannot be merged, its parameters differ from those of the start in shape")
             self._all.append(own)
 
     @torch.no_grad()
-    def merge(self, weights: Iterable[float]) -> SentenceTransformer:
+    def merge(self, weights: Iterable[float]) -> BaseModel:
         """Return the model after setting it to a weighted sum, the start first."""
         used = [(weight, own) for weight, own in zip(weights, self._all, strict=True) if weight]
         for name, tensor in self.model.state_dict().items():
@@ -84,23 +82,15 @@ class Merger:
 
 
 class DevScorer:
-    """Scores a model on dev tasks again and again, as its parameters change; texts are tokenised once."""
+    """Scores a model on dev tasks again and again, as its parameters change."""
 
-    def __init__(self, model: SentenceTransformer, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
-        self._tasks, self._batch_size = tasks, batch_size
-        self._texts = []
-        for task in tasks:
-            encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
-            texts = zip(encoders.values(), (task.queries, task.docs), strict=True)
-            self._texts.append([(encoder, tokenise_texts(own, encoder.side)) for encoder, own in texts])
+    def __init__(self, model: BaseModel, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
+        self._model, self._tasks, self._batch_size = model, tasks, batch_size
 
     def scores(self) -> dict[str, float]:
         """Return NDCG@10 by dev set."""
-        found = {}
-        for task, texts in zip(self._tasks, self._texts, strict=True):
-            queries, passages = (encoder.encode(own, batch_size=self._batch_size) for encoder, own in texts)
-            found[task.name] = score_task(task, rank_embeddings(task, queries, passages, k=10)).mean(MEASURE)
-        return found
+        scored = (evaluate(self._model, task, batch_size=self._batch_size, k=10) for task in self._tasks)
+        return {evaluation.dataset: evaluation.mean(MEASURE) for evaluation in scored}
 
 
 @dataclass(frozen=True)
@@ -251,5 +241,5 @@ def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:
     return [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks]
 
 
-def _parameters(model: SentenceTransformer) -> dict[str, Tensor]:
+def _parameters(model: BaseModel) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}

@@ -12,11 +12,19 @@ from mixfluence.data.formats import Source, check_defaults, fill_sources
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
+# The temperature of scores that are not cosines.
+PLAIN_TEMPERATURE = 1.0
+
 
 class ModelSection(Section):
-    """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id."""
+    """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id.
+
+    `kind` is that of the model: one vector per text, sparse vectors (SPLADE), a vector per token (ColBERT), or a
+    cross-encoder that ranks the hits of BM25 again.
+    """
 
     name: str
+    kind: Literal["dense", "sparse", "multi-vector", "reranker"] = "dense"
     pooling: Literal["cls", "mean"] | None = None
     query_length: Count | None = None
     passage_length: Count | None = None
@@ -126,6 +134,9 @@ class Recipe(Section):
         for section in ("train", "dev", "test"):
             if section in data:
                 data[section] = fill_sources(data[section], defaults, section)
+        model, training = data.get("model"), data.get("training")
+        if isinstance(model, dict) and isinstance(training, dict) and model.get("kind", "dense") != "dense":
+            data["training"] = {"temperature": PLAIN_TEMPERATURE} | training
         return {"output": f"runs/{data.get('name')}"} | data
 
     @model_validator(mode="after")
@@ -139,6 +150,8 @@ class Recipe(Section):
             self.strategy.check(self)
         except ValueError as error:
             yield str(error)
+        if self.model.kind != "dense" and (needing := self._needs_dense()):
+            yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
@@ -153,6 +166,19 @@ class Recipe(Section):
         if steps % every:
             candidate = "or the last step would never be a candidate"
             yield f"selection.every: {every} must divide training.steps ({steps}), {candidate}"
+
+    def _needs_dense(self) -> str | None:
+        """Return the part of the recipe that works with dense encoders only."""
+        if self.model.pooling:
+            return "model.pooling"
+        if any(stage.against for stage in self.strategy.stages(self)):
+            return f"strategy {self.strategy.name}"
+        if getattr(self.strategy, "encoder", "none") is None:
+            return f"strategy {self.strategy.name} without an encoder of its own"
+        for name in ("packing", "compiled"):
+            if getattr(self.training, name):
+                return f"training.{name}"
+        return "loss m3-kd" if self.training.loss == "m3-kd" else None
 
     def doubts(self) -> Iterator[str]:
         """Yield a sentence for all data that has two roles, which is possible but rarely meant."""

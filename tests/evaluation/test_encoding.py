@@ -21,7 +21,7 @@ from torch import Tensor
 from mixfluence.data import tokenize
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import MixfluenceError
-from mixfluence.evaluation.retrieval import encode_task
+from mixfluence.evaluation.search import encode_task
 
 pytestmark = pytest.mark.slow
 
