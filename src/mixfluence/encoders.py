@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -20,6 +21,7 @@ from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
 from torch import nn
 
+from mixfluence.adapters import add_lora, has_adapter
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
 
@@ -47,6 +49,7 @@ def load_encoder(
     passage_length: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    lora: Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> BaseModel:
     """Load an encoder for training.
@@ -66,6 +69,7 @@ def load_encoder(
         passage_length: Maximum tokens of a passage; of a reranker, of query and passage together.
         revision: Branch, tag or commit of a hub id.
         trust_remote_code: Allow a hub id to run its own code.
+        lora: Train a LoRA adapter alone: the keys of `model.lora` in recipes.
         device: Device of the model; `None` uses an accelerator if there is one.
     """
     packaged = name in {"wordllama", "minilm"}
@@ -86,6 +90,8 @@ def load_encoder(
         _set_pooling(model, name, pooling)
     if query_length is not None or passage_length is not None:
         _set_lengths(model, name, query_length, passage_length)
+    if lora is not None:
+        add_lora(model, lora)
     return model
 
 
@@ -159,7 +165,7 @@ def _refuse_random(model: BaseModel, name: str, revision: str | None) -> None:
 
     Heads of sparse models and rerankers are new if they start from a plain transformer.
     """
-    if not isinstance(model[0], Transformer):
+    if not isinstance(model[0], Transformer) or has_adapter(model):
         return
     inner = model[0].model
     modules = load_file_path(name, "modules.json", revision=revision)

@@ -19,6 +19,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from mixfluence import runs
+from mixfluence.adapters import merge_lora
 from mixfluence.build import build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
@@ -176,7 +177,7 @@ def _train(
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
             *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
-    _save_model(trainer, folder)
+    _save_model(recipe, trainer, folder)
     best = trainer.state.best_model_checkpoint
     return Trained(trainer, watch.seconds, probing, step_of(best) if best else trainer.state.global_step)
 
@@ -205,7 +206,7 @@ def _merge(
     trainer.get_train_dataloader()
     trainer.state.global_step = best.evaluations
     probing = probing_cost(folder / runs.TRACE_FILE)
-    _save_model(trainer, folder)
+    _save_model(recipe, trainer, folder)
     return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
 
 
@@ -228,9 +229,13 @@ def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureMixin, data: Dat
         _list_dropped_rows(recipe.output, data.overlaps)
 
 
-def _save_model(trainer: MixtureMixin, folder: Path) -> None:
+def _save_model(recipe: Recipe, trainer: MixtureMixin, folder: Path) -> None:
     with writing(folder / runs.MODEL_FOLDER):
         trainer.save_model(str(folder / runs.MODEL_FOLDER))
+        if recipe.model.lora and recipe.model.lora.merged and trainer.is_world_process_zero():
+            for file in (folder / runs.MODEL_FOLDER).glob("adapter_*"):
+                file.unlink()
+            merge_lora(trainer.model).save_pretrained(str(folder / runs.MODEL_FOLDER), create_model_card=False)
     if trainer.is_world_process_zero():
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)

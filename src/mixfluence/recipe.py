@@ -16,6 +16,20 @@ from mixfluence.strategies import STRATEGIES, Static, Strategy
 PLAIN_TEMPERATURE = 1.0
 
 
+class LoraSection(Section):
+    """A LoRA adapter through PEFT: only low-rank changes of the linear layers are trained.
+
+    `targets` are names of layers, or `all-linear`. The saved model has the adapter `merged` into its weights, or is
+    the adapter alone, which needs the original model to be loaded.
+    """
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    merged: bool = True
+
+
 class ModelSection(Section):
     """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id.
 
@@ -30,9 +44,12 @@ class ModelSection(Section):
     passage_length: Count | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    lora: LoraSection | None = None
 
     @model_validator(mode="after")
     def _static_embedding(self) -> Self:
+        if self.name == "wordllama" and self.lora:
+            raise ValueError("'wordllama' has no layers to adapt; leave lora out")
         if self.name == "wordllama" and (self.pooling or self.query_length or self.passage_length):
             raise ValueError("'wordllama' has no pooling and no length limits; write model={name: wordllama}")
         return self

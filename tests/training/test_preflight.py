@@ -41,10 +41,10 @@ def test_it_is_refused_by_its_name_before_a_text_is_tokenised(
 @pytest.mark.slow
 def test_a_dry_run_names_the_argument_without_which_it_would_work(tmp_path: Path) -> None:
     own, right = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": []}, {"adam_beta1": 0.8}
-    dry_run(own, right)
+    dry_run(own, right, SentenceTransformerTrainingArguments)
     for name, value in ("torch_compile_mode", "fast"), ("adam_beta2", 7), ("lr_scheduler_type", "steep"):
         with pytest.raises(RecipeError, match=rf"^training\.trainer_args\.{name}: "):
-            dry_run(own, {**right, name: value})
+            dry_run(own, {**right, name: value}, SentenceTransformerTrainingArguments)
 
 
 def test_one_process_for_several_gpus_is_refused(
@@ -57,7 +57,7 @@ def test_one_process_for_several_gpus_is_refused(
         build(tiny_bert, args)
     monkeypatch.setattr("mixfluence.build.SentenceTransformerTrainingArguments", lambda **_: args)
     with pytest.raises(RecipeError, match=r"^4 GPUs"):
-        dry_run({}, {})
+        dry_run({}, {}, SentenceTransformerTrainingArguments)
 
 
 def test_a_pattern_that_parameters_have_trains_them_at_its_rate(
