@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from mixfluence.build import dry_run
 from mixfluence.errors import RecipeError

@@ -64,36 +64,11 @@ TRAINERS = {
 
 
 class MixtureMixin(BaseTrainer):
-    """Trains on batches of one dataset at a time, each dataset drawn by a strategy.
+    """What the trainers of all kinds of models share: sampling, probing, trace, checkpoints and exact resume.
 
-    Everything else is as in the trainer of sentence-transformers that it is combined with: arguments, losses,
-    callbacks, logging, checkpoints, precision, gradient accumulation, PEFT, several processes. Text is tokenised once
-    into a cache instead of at every step. Prefer the trainer of sentence-transformers for a single dataset. Arguments
-    not listed here are as for that trainer.
-
-    Args:
-        args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
-            passages), flat or per dataset.
-        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
-        dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
-            whenever the Trainer evaluates.
-        test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
-            whose anchor is one of their queries are dropped, as in recipes.
-        strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
-        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
-        num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
-        packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
-            by rounding only.
-        compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
-            encoders up to twice as fast, which pays off after some thousand steps.
-        trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
-            that `mixfluence status`, `weights`, `report` and `compare` read.
-        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+    Combined with a trainer of sentence-transformers, as in `MixtureTrainer`, which documents the arguments.
 
     Attributes:
-        initial_weights: Probability of each dataset at the start.
-        own_folder: The run folder that this trainer describes for the command line; None with a `trace_path`.
-        seconds_before: Training time before the checkpoint that the run was resumed from.
         kind: The word for the kind of model in recipes.
         can_pack: Whether sequences may be packed.
     """
@@ -312,7 +287,38 @@ class MixtureMixin(BaseTrainer):
 
 
 class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
-    """Trains a dense encoder on a mixture; see `MixtureMixin`."""
+    """Trains a dense encoder on batches of one dataset at a time, each dataset drawn by a strategy.
+
+    Everything else is as in `SentenceTransformerTrainer`: arguments, losses, callbacks, logging, checkpoints,
+    precision, gradient accumulation, PEFT, several processes. Text is tokenised once into a cache instead of at every
+    step. Prefer `SentenceTransformerTrainer` for a single dataset. Arguments not listed here are as for
+    `SentenceTransformerTrainer`. Other kinds of models have trainers with the same arguments:
+    `SparseMixtureTrainer`, `MultiVectorMixtureTrainer` and `RerankerMixtureTrainer`.
+
+    Args:
+        args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
+            passages), flat or per dataset.
+        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
+        dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
+            whenever the Trainer evaluates.
+        test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
+            whose anchor is one of their queries are dropped, as in recipes.
+        strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
+        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
+        num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
+        packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
+            by rounding only.
+        compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
+            encoders up to twice as fast, which pays off after some thousand steps.
+        trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
+            that `mixfluence status`, `weights`, `report` and `compare` read.
+        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+
+    Attributes:
+        initial_weights: Probability of each dataset at the start.
+        own_folder: The run folder that this trainer describes for the command line; None with a `trace_path`.
+        seconds_before: Training time before the checkpoint that the run was resumed from.
+    """
 
     kind = "dense"
     can_pack = True
