@@ -2,7 +2,8 @@
 
 `explore` compares settings on dev alone: one half of each dev set guides, the other is scored. `final` reads the test
 sets: all of dev guides, the last step is tested. Every process trains one run after another, so that libraries are
-imported once; results are appended to a file, and runs that are in it are skipped.
+imported once; results are appended to a file, and runs that are in it are skipped. Seconds and memory of a line are
+those of all its runs: proxies, experts, and the runs of a `merge_of`.
 
     python -m reproduction.guided explore DATA --methods fair anchored --seeds 2 --processes 15
     python -m reproduction.guided table
@@ -23,16 +24,38 @@ from typing import Any
 
 import yaml
 
-from reproduction.english.study import JOINT
+from reproduction.english.study import JOINT, SINGLE
 from reproduction.english.table import interval
-from reproduction.package import train_recipe
+from reproduction.package import merge_and_score, peak_memory, score_model, train_recipe
 from reproduction.schema import FOLDER
 
 RESULTS = FOLDER / "guided" / "runs.jsonl"
 # Targets and pool: the targets' own training sets are in it or out of it; 13 languages start uniformly or from the
 # expert's weights.
-SETTINGS = ["joint in", "covidqa in", "climatefever in", "cosqa in", "covidqa out", "climatefever out", "cosqa out"]
+WITHOUT_OWN_SET = [*SINGLE, "insuranceqa", "obliqa"]
+SETTINGS = ["joint in", *(f"{name} in" for name in SINGLE), *(f"{name} out" for name in WITHOUT_OWN_SET)]
 SETTINGS += ["languages uniform", "languages expert"]
+# Samplers that no dev set guides train once on the whole pool, for all targets that have their sets in it.
+POOL = "pool in"
+UNGUIDED = {"static", "odm", "chameleon", "doremi", "tdro"}
+# File -> its name of a method -> the name here.
+EARLIER = {
+    "english13.jsonl": {"Inf-DDS": "anchored"},
+    "english13_methods.jsonl": {
+        "uniform": "uniform",
+        "proportional": "proportional",
+        "static, temperature 5": "temperature 5",
+        "target-only, at most 10 epochs": "target-only, at most 10 epochs",
+        "multidds, 5e-3, preconditioned": "multidds",
+        "crisp, 32 per dataset": "crisp",
+        "doge, 0.3, preconditioned": "doge",
+    },
+}
+
+# Parts of a run's seconds that depend on the sampler; "stages" are proxies and experts.
+COST = ("train", "probe", "stages", "cluster")
+# A merge of finished runs, in place of a sampler.
+MERGE_OF = "merge_of"
 
 Job = dict[str, Any]
 
@@ -52,16 +75,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.stage == "table":
-        print("\n".join(tables(read_lines(options.out))))
+        print("\n".join(tables([*earlier_lines(), *read_lines(options.out)])))
         return
-    done = {key_of(line) for line in read_lines(options.out)}
+    done = {key_of(line) for line in [*earlier_lines(), *read_lines(options.out)]}
     jobs = [
         {"stage": options.stage, "method": method, "setting": setting, "seed": seed, "strategy": methods[method]}
         for seed in range(options.seeds)
-        for setting in options.settings
         for method in options.methods
+        for setting in settings_of(methods[method], options.settings)
     ]
     run([job for job in jobs if key_of(job) not in done], options)
+
+
+def settings_of(strategy: Job, settings: list[str]) -> list[str]:
+    """Return the settings to run, without those that the method cannot have or that another one includes."""
+    name = strategy.get("name")
+    if strategy.get("init") != "uniform":
+        # The expert's weights replace uniform ones.
+        settings = [setting for setting in settings if not setting.endswith(" expert")]
+    if name == "target-only":
+        settings = [setting for setting in settings if not setting.endswith(" out")]
+    if name in UNGUIDED and strategy.get("init") != "similar":
+        settings = list(dict.fromkeys(POOL if setting.endswith(" in") else setting for setting in settings))
+    return settings
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
@@ -70,6 +106,20 @@ def key_of(job: Job) -> tuple[Any, ...]:
 
 def read_lines(path: Path) -> list[Job]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def earlier_lines() -> list[Job]:
+    """Return the first three seeds of baselines on English targets, which `reproduction.english.study` ran."""
+    found = []
+    for name, methods in EARLIER.items():
+        for line in read_lines(FOLDER / "results" / name):
+            if line["method"] in methods and line["steps"] == 400:
+                targets = "pool" if line["targets"] == ["all"] else "joint" if line["targets"] == JOINT else None
+                setting = f"{targets or line['targets'][0]} {line['own']}"
+                method = methods[line["method"]]
+                job = {"stage": "final", "method": method, "setting": setting, "seed": line["seed"]}
+                found.append({**job, "scores": line["test"], "seconds": line["seconds"]})
+    return found
 
 
 def run(jobs: list[Job], options: argparse.Namespace) -> None:
@@ -97,11 +147,27 @@ def work(number: int, waiting: Queue[Job | None], finished: Queue[Job], options:
     while (job := waiting.get()) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            train_recipe(recipe_of(job, folder, options))
-            finished.put({**job, **result_of(folder)})
+            finished.put({**job, **result_of_job(job, folder, options), "memory": peak_memory()})
         except Exception as error:
             finished.put({**job, "error": f"{type(error).__name__}: {error}"})
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def result_of_job(job: Job, folder: Path, options: argparse.Namespace) -> Job:
+    """Train a job, or the runs that it merges, and return its result."""
+    if MERGE_OF not in job["strategy"]:
+        recipe = recipe_of(job, folder, options)
+        train_recipe(recipe)
+        return result_of(folder)
+    results, folders = [], []
+    for number, strategy in enumerate(job["strategy"][MERGE_OF]):
+        folders.append(folder / f"run-{number}")
+        recipe = recipe_of({**job, "strategy": strategy}, folders[-1], options)
+        train_recipe(recipe)
+        results.append(result_of(folders[-1]))
+    scores, weights, spent = merge_and_score(folders, recipe, folder / "merged")
+    seconds = {part: sum(result["seconds"].get(part, 0) for result in results) for part in results[0]["seconds"]}
+    return {"scores": scores, "weights": weights, "seconds": seconds | {"probe": seconds["probe"] + spent}}
 
 
 def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
@@ -112,7 +178,10 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
     languages = target == "languages"
     path = FOLDER / "recipes" / "twin-mldr13.yaml" if languages else find_recipe("english13")
     base = load_recipe(path, files_may_be_missing=True)
-    targets = list(base.dev) if languages else JOINT if target == "joint" else [target]
+    groups = {"languages": list(base.dev), "joint": JOINT, "pool": [*JOINT, "socode"]}
+    targets = groups.get(target, [target])
+    if strategy["name"] in {"crisp", "chameleon"}:
+        strategy["encoder"] = options.model
     if start == "expert":
         strategy["init"] = base.strategy.model_dump(mode="json")["init"]
     changes = [
@@ -139,28 +208,53 @@ def result_of(folder: Path) -> Job:
 
     found = read_run(folder)
     scores = {name: summary["ndcg@10"] for name, summary in found.record["scores"].items()}
-    if not scores:
-        states = sorted(folder.glob("checkpoints/*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    states = sorted(folder.glob("checkpoints/*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    if not scores and states:
         history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
         kept = {name: value for line in history for name, value in line.items() if name.endswith("_ndcg@10")}
         scores = {name.removeprefix("eval_").removesuffix("_ndcg@10"): value for name, value in kept.items()}
-    weights = json.loads((folder / "weights.json").read_text(encoding="utf-8"))
-    return {"scores": scores, "weights": weights, "seconds": found.record["seconds"]}
+    elif not scores:
+        # A merged model has no checkpoints.
+        scores = score_model(found.recipe, folder)
+    seconds: dict[str, float] = defaultdict(float)
+    for part, spent in found.record["seconds"].items():
+        seconds["stages" if part.startswith("stage ") else part] += spent
+    return {"scores": scores, "weights": found.weights, "seconds": seconds}
+
+
+def scores_of(line: Job) -> dict[str, float]:
+    """Return the mean score of each setting that a run counts for."""
+    scores = line["scores"]
+    if line["setting"] != POOL:
+        return {line["setting"]: fmean(scores.values())}
+    joint = {"joint in": fmean(scores[name] for name in JOINT)}
+    return joint | {f"{name} in": scores[name] for name in SINGLE}
 
 
 def tables(lines: list[Job]) -> Iterator[str]:
-    """Yield a table for each stage: mean NDCG@10 x 100 with 95% t-intervals over seeds."""
+    """Yield a table for each stage: mean NDCG@10 x 100 with 95% t-intervals over seeds, and cost by method."""
     for stage in ("explore", "final"):
         cells: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        costs: dict[str, dict[tuple[Any, ...], float]] = defaultdict(dict)
         for line in sorted(lines, key=lambda line: line["seed"]):
             if line["stage"] == stage:
-                cells[line["method"]][line["setting"]].append(100 * fmean(line["scores"].values()))
+                spent = sum(line["seconds"].get(part, 0) for part in COST)
+                for setting, score in scores_of(line).items():
+                    cells[line["method"]][setting].append(100 * score)
+                    costs[line["method"]][setting, line["seed"]] = spent
         heads = [setting for setting in SETTINGS if any(setting in row for row in cells.values())]
-        yield f"{stage}\n\n| | {' | '.join(heads)} |"
-        yield "|---" * (len(heads) + 1) + "|"
+        yield f"{stage}\n\n| | {' | '.join(heads)} | cost |"
+        yield "|---" * (len(heads) + 2) + "|"
         for method, row in cells.items():
-            yield f"| {method} | {' | '.join(interval(row[head]) if head in row else '' for head in heads)} |"
+            scores = [interval(row[head]) if head in row else "" for head in heads]
+            yield f"| {method} | {' | '.join(scores)} | {relative_cost(costs[method], costs['uniform'])} |"
         yield ""
+
+
+def relative_cost(own: dict[tuple[Any, ...], float], uniform: dict[tuple[Any, ...], float]) -> str:
+    """Return the time of a method in units of uniform sampling, over the runs that both have."""
+    shared = own.keys() & uniform.keys()
+    return f"{sum(own[key] for key in shared) / sum(uniform[key] for key in shared):.1f}" if shared else ""
 
 
 if __name__ == "__main__":

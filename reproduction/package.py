@@ -15,6 +15,9 @@ from mixfluence.policy.initial import read_weights
 from mixfluence.runs import write_test
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -32,12 +35,16 @@ __all__ = [
     "demo_changes",
     "embed_rows",
     "holm",
+    "merge_and_score",
+    "peak_memory",
     "read_rows",
     "read_task",
     "read_weights",
     "replacing",
     "run_untrained",
+    "score_model",
     "t_test",
+    "train_recipe",
     "write_text",
 ]
 
@@ -81,6 +88,48 @@ def train_recipe(recipe: Recipe) -> None:
     from mixfluence.experiment import run
 
     run(recipe)
+
+
+def merge_and_score(
+    runs: Sequence[Path], recipe: Recipe, folder: Path
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Merge finished runs and their start by the weights that are best on dev, as `mixfluence merge` does.
+
+    Returns scores, the weights of the models, and the seconds of the search.
+    """
+    from mixfluence.merging import merge_runs
+    from mixfluence.runs import Stopwatch, read_run
+    from mixfluence.strategies import Merge
+
+    watch = Stopwatch()
+    with watch("merge"):
+        merged = merge_runs([read_run(run) for run in runs], Merge(), recipe, folder)
+    return score_model(recipe, folder), merged.weights, watch.seconds["merge"]
+
+
+def score_model(recipe: Recipe, folder: Path) -> dict[str, float]:
+    """Return NDCG@10 of the model in a run folder, on the test sets or, if there are none, as checkpoints are."""
+    from mixfluence.build import build_model
+    from mixfluence.data.reading import read_data
+    from mixfluence.evaluation.retrieval import evaluate
+    from mixfluence.runs import MEASURE, MODEL_FOLDER
+
+    data = read_data(recipe)
+    model = build_model(recipe.model.model_copy(update={"name": str(folder / MODEL_FOLDER), "revision": None}))
+    batch_size = recipe.evaluation.batch_size
+    tasks = list(data.test.values()) or data.selection
+    return {task.name: evaluate(model, task, batch_size=batch_size).mean(MEASURE) for task in tasks}
+
+
+def peak_memory() -> float | None:
+    """Return the most GiB of GPU memory that tensors of this process took since the last call; None without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    return round(peak, 2)
 
 
 def run_untrained(recipe: Recipe, reference: str) -> None:

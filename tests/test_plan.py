@@ -231,7 +231,7 @@ def test_epochs_by_hand(tmp_path: Path) -> None:
             ["strategy={name: inf-dds, warmup_steps: 10}", "training.warmup_steps=40"],
             {},
             "the first update is at step 10, when the learning rate has reached only 25% of its maximum "
-            "(training.warmup_steps is 40)",
+            "(it warms up for 40 steps)",
         ),
         (
             ["strategy={name: inf-dds, warmup_steps: 100}"],

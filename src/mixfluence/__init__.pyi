@@ -1,4 +1,5 @@
 from .clustering import partition as partition
+from .clustering.similar import similar_shares as similar_shares
 from .data.mixture import Mixture as Mixture
 from .encoders import load_encoder as load_encoder
 from .errors import MixfluenceError as MixfluenceError
@@ -15,6 +16,7 @@ from .policy import UNIFORM as UNIFORM
 from .policy import Anchored as Anchored
 from .policy import Fair as Fair
 from .policy import PolicyGradient as PolicyGradient
+from .policy import Similar as Similar
 from .policy import Temperature as Temperature
 from .policy import Weights as Weights
 from .policy import WeightsFile as WeightsFile

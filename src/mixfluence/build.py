@@ -50,7 +50,8 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     if stage.name == FINAL:
         return recipe
     save_every = recipe.selection.every if recipe.selection else recipe.training.save_every
-    training = recipe.training.model_copy(update={"steps": stage.steps, "save_every": save_every})
+    changes = {"steps": stage.steps, "warmup_steps": stage.warmup_steps(recipe.training), "save_every": save_every}
+    training = recipe.training.model_copy(update=changes)
     output = stage_folder(recipe.output, stage.name)
     return recipe.model_copy(update={"output": output, "selection": None, "training": training})
 

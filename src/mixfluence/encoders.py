@@ -85,7 +85,8 @@ def load_encoder(
             place = "neither as a folder nor as a hub id"
             raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
         _refuse_unusable(model, name)
-        _refuse_random(model, name, revision)
+        # A new head of a sparse model is not part of its adapter, so that a resumed run would not have it.
+        _refuse_random(model, name, revision, new_head=kind != "dense" and not (kind == "sparse" and lora))
     if pooling is not None:
         _set_pooling(model, name, pooling)
     if query_length is not None or passage_length is not None:
@@ -160,10 +161,10 @@ def _refuse_unusable(model: BaseModel, name: str) -> None:
         raise RecipeError(f"encoder '{name}' cannot encode a text: {_one_line(error)}") from error
 
 
-def _refuse_random(model: BaseModel, name: str, revision: str | None) -> None:
+def _refuse_random(model: BaseModel, name: str, revision: str | None, *, new_head: bool) -> None:
     """Refuse weights that lack a tensor in use, which transformers would initialise at random.
 
-    Heads of sparse models and rerankers are new if they start from a plain transformer.
+    With `new_head` that is a warning for the head, which sparse models and rerankers add to a plain transformer.
     """
     if not isinstance(model[0], Transformer) or has_adapter(model):
         return
@@ -176,11 +177,7 @@ def _refuse_random(model: BaseModel, name: str, revision: str | None) -> None:
     absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
     # Sentence vectors do not depend on a pooler of transformers, which many checkpoints lack.
     random = [key for key, _ in inner.named_parameters() if key in absent and "pooler" not in key]
-    body = getattr(inner, inner.base_model_prefix, None)
-    head = {key for key, _ in inner.named_parameters()} - {
-        f"{inner.base_model_prefix}.{key}" for key, _ in (body.named_parameters() if body is not None else ())
-    }
-    if random and body is not None and not isinstance(model, SentenceTransformer) and head.issuperset(random):
+    if random and new_head and not any(key.startswith(f"{inner.base_model_prefix}.") for key in random):
         logger.warning("%s: its head is new, with random weights: %s", name, shorten(", ".join(random), 300))
         return
     if random:

@@ -20,11 +20,12 @@ from transformers import TrainerCallback
 
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
-from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
 from mixfluence.data.reading import Data, read_data
+from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
@@ -33,7 +34,7 @@ from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_sta
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.strategies import Stage, StageResult
+from mixfluence.strategies import Stage, StageResult, Strategy
 from mixfluence.testing import rehearse_tests, score_run
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import (
@@ -93,8 +94,9 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
     inputs = collect_inputs(recipe, data)
+    strategy = _find_start(recipe, data, watch, resume=resume)
     pool, dataset_shares = _divide(recipe, data, watch)
-    *searches, final = recipe.strategy.stages(recipe)
+    *searches, final = strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
         _finish_stage(recipe, stage, pool, inputs, callbacks, resume=resume)
@@ -105,7 +107,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
         training = recipe.training
         rows = final.steps * training.batch_size * training.gradient_accumulation * PartialState().num_processes
-        concluded = [recipe.strategy.conclude(recipe, results, pool.train.sizes, rows)]
+        concluded = [strategy.conclude(recipe, results, pool.train.sizes, rows)]
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
@@ -123,6 +125,26 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
     _write_record(recipe, data, trained, records, inputs, seconds, scores, notes)
     return scores
+
+
+def _find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool) -> Strategy:
+    """Return the strategy of the recipe, with the start that it looks for in the data.
+
+    What was found is written down: a resumed run must start from the same weights whatever embeds the rows.
+    """
+    strategy, processes, file = recipe.strategy, PartialState(), recipe.output / runs.START_FILE
+    if strategy.similar is None:
+        return strategy
+    if processes.is_main_process and not (resume and file.exists()):
+        from mixfluence.clustering.similar import similar_shares
+
+        with watch("cluster"):
+            named = strategy.similar.encoder
+            encoder = load_encoder(named) if named else build_model(recipe.model)
+            shares = similar_shares(data.train, data.dev, encoder)
+        write_weights(file, shares)
+    processes.wait_for_everyone()
+    return strategy.starting_from(read_weights(file))
 
 
 def _divide(

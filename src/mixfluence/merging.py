@@ -18,6 +18,7 @@ import torch
 from sentence_transformers.base.model import BaseModel
 from torch import Tensor
 
+from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
 from mixfluence.data.retrieval import RetrievalSet, scoring_sample
 from mixfluence.encoders import kind_of, load_encoder
@@ -222,8 +223,13 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
 def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
     """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
     before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
-    compared = {key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")}
-    compared["training"] = (before.training, recipe.training.model_copy(update={"steps": before.training.steps}))
+    compared: dict[str, tuple[Any, ...]] = {
+        key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")
+    }
+    # How often a stage logs or saves does not change its model.
+    free = {"log_every": 1, "save_every": None}
+    stages = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
+    compared["training"] = tuple(stages)
     compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
     for name in (name for name, weight in found.items() if weight):
         compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))

@@ -31,7 +31,9 @@ POINTS = 1_000
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before any measurement; None for clusters.
+    """How often a dataset is drawn in the first stage, by the weights before any measurement.
+
+    None for clusters and for a start by similarity, which are found when the run starts.
 
     Of models to merge, it is drawn in all their stages together.
     """
@@ -60,6 +62,7 @@ class StagePlan:
     memory: float
     scoring_cost: float = 0.0
     merges: bool = False
+    warmup_steps: int = 0
 
     @property
     def cost(self) -> float:
@@ -132,8 +135,9 @@ def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
 def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     training, clusters, train = recipe.training, recipe.strategy.clusters, checked.train
     stages: list[tuple[Stage, Strategy]] = []
-    for stage in recipe.strategy.stages(recipe):
-        strategy = stage.strategy(dict.fromkeys(train, 1.0) if stages or clusters else {})
+    evenly = dict.fromkeys(train, 1 / len(train))
+    for stage in recipe.strategy.starting_from(evenly).stages(recipe):
+        strategy = stage.strategy(evenly if stages or clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
@@ -156,7 +160,7 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 def _plan_datasets(
     recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
-    if recipe.strategy.clusters:
+    if recipe.strategy.clusters or recipe.strategy.similar:
         return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
     draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)
@@ -197,12 +201,16 @@ def _plan_stage(
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
         update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
     strategy.space_rounds(update_cost, stage.steps)
-    updates = list(_updates(strategy, stage.steps, training.warmup_steps))
+    warmup = stage.warmup_steps(training)
+    updates = list(_updates(strategy, stage.steps, warmup))
     if len(possible) and updates:
         memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
-    dev_rows = method.dev_batch_size
-    return StagePlan(stage.name, stage.steps, step_cost, len(updates), first, update_cost, dev_rows, memory)
+    measured_rows = method.dev_batch_size
+    return StagePlan(
+        *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
+        warmup_steps=warmup,
+    )
 
 
 def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
@@ -247,7 +255,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
     if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
-        yield from _late_or_early(stage, training.warmup_steps)
+        yield from _late_or_early(stage)
     wanted = max(stage.dev_batch_size for stage in plan.stages)
     for name, rows in plan.guides.items():
         if rows < wanted:
@@ -261,13 +269,13 @@ def _of_this_machine(plan: Plan) -> Iterator[str]:
         yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
 
 
-def _late_or_early(stage: StagePlan, warmup: int) -> Iterator[str]:
-    first = stage.first_update
+def _late_or_early(stage: StagePlan) -> Iterator[str]:
+    first, warmup = stage.first_update, stage.warmup_steps
     if stage.dev_batch_size and first is None:
         yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
     if first is not None and first < warmup:
         rate = f"{relative_rate(first, stage.steps, warmup):.0%} of its maximum"
-        when = f"the learning rate has reached only {rate} (training.warmup_steps is {warmup})"
+        when = f"the learning rate has reached only {rate} (it warms up for {warmup} steps)"
         yield f"the first update is at step {first}, when {when}"
 
 

@@ -131,7 +131,7 @@ def _published(source: Source) -> int:
 
 def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
     """Say what is encoded before training, by which encoder and, if the data is here, for how long."""
-    named = getattr(recipe.strategy, "encoder", None)
+    named = getattr(recipe.strategy.similar or recipe.strategy, "encoder", None)
     what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
     if data is None:
         return what

@@ -167,6 +167,8 @@ class Recipe(Section):
             self.strategy.check(self)
         except ValueError as error:
             yield str(error)
+        if self.model.lora and any(stage.merges for stage in self.strategy.stages(self)):
+            yield f"model.lora: strategy {self.strategy.name} merges whole models; leave lora out"
         if self.model.kind != "dense" and (needing := self._needs_dense()):
             yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
         for name in self.train.keys() & self.dev.keys():
@@ -190,7 +192,8 @@ class Recipe(Section):
             return "model.pooling"
         if any(stage.against for stage in self.strategy.stages(self)):
             return f"strategy {self.strategy.name}"
-        if getattr(self.strategy, "encoder", "none") is None:
+        similar = self.strategy.similar
+        if getattr(self.strategy, "encoder", "none") is None or (similar and similar.encoder is None):
             return f"strategy {self.strategy.name} without an encoder of its own"
         for name in ("packing", "compiled"):
             if getattr(self.training, name):

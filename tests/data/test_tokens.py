@@ -33,7 +33,7 @@ from mixfluence.data import cache, tokenize
 from mixfluence.data.cache import cache_root
 from mixfluence.data.rows import Row, RowSet, fingerprint, text_key, write_rows
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
-from mixfluence.data.tokens import TokenTable
+from mixfluence.data.tokens import Ids, TokenTable
 from mixfluence.errors import DataError, MixfluenceError
 from tests.conftest import WORDS, row_set
 
@@ -112,14 +112,13 @@ def test_many_texts_of_many_chunks_keep_their_order(
 
 def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    preprocess = model.preprocess
+    of_texts = tokenize.Side.tokenise
 
-    def counting(texts: list[str], **options: Any) -> dict[str, Any]:
-        if texts != tokenize.PROBE:
-            asked.append(len(texts))
-        return dict(preprocess(texts, **options))
+    def counting(side: tokenize.Side, texts: list[str]) -> Ids:
+        asked.append(len(texts))
+        return of_texts(side, texts)
 
-    monkeypatch.setattr(model, "preprocess", counting)
+    monkeypatch.setattr(tokenize.Side, "tokenise", counting)
     first = tokenise(row_set(*ROWS), Tokeniser(model), PROMPTS)
     assert sum(asked) == len(first.queries.lengths) + len(first.documents.lengths)
     times = {file: file.stat().st_mtime_ns for folder in folders() for file in folder.glob("*.[nb]*")}
@@ -130,6 +129,21 @@ def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.
     assert done == [len(ROWS)]
     assert {file: file.stat().st_mtime_ns for folder in folders() for file in folder.glob("*.[nb]*")} == times
     assert second.anchors.tolist() == first.anchors.tolist()
+
+
+def test_a_model_that_changes_texts_before_it_tokenises_them_is_followed(
+    tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocess = tiny_bert.preprocess
+
+    def reversing(texts: list[str], **options: Any) -> dict[str, Any]:
+        return dict(preprocess([" ".join(reversed(text.split())) for text in texts], **options))
+
+    monkeypatch.setattr(tiny_bert, "preprocess", reversing)
+    tokenised = tokenise(row_set(*ROWS), Tokeniser(tiny_bert), Prompts())
+    expected = reversing([row.anchor for row in ROWS], task="query")
+    found = features(tokenised.queries, tokenised.anchors.tolist())
+    assert found["input_ids"].tolist() == expected["input_ids"].tolist()
 
 
 def test_equal_rows_share_a_folder_however_they_are_stored(make_static: MakeModel, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mixfluence.build import stage_recipe
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector
 from mixfluence.strategies.merge import Merge, search_simplex
@@ -93,3 +94,15 @@ def test_names_of_experts_are_names_of_folders() -> None:
 def test_an_epoch_limit_is_refused() -> None:
     with pytest.raises(RecipeError, match="max_epochs"):
         Merge(max_epochs=4)
+
+
+def test_a_short_stage_warms_up_for_the_same_share_of_its_steps() -> None:
+    recipe = small_recipe(strategy=Merge(), training={"steps": 100, "batch_size": 8, "warmup_steps": 10})
+    assert [stage_recipe(recipe, stage).training.warmup_steps for stage in recipe.strategy.stages(recipe)[:-1]] == [
+        5,
+        5,
+    ]
+    longer = small_recipe(
+        strategy=Merge(expert_steps=300), training={"steps": 100, "batch_size": 8, "warmup_steps": 10}
+    )
+    assert stage_recipe(longer, longer.strategy.stages(longer)[0]).training.warmup_steps == 10

@@ -71,6 +71,11 @@ class RowSet:
         parts = {name: size for name, size in zip(self.parts, sizes, strict=True) if size}
         return RowSet(self.rows.select(places), fingerprint, self.notes, parts, self.columns)
 
+    def sample(self, count: int) -> RowSet:
+        """Return at most `count` rows, evenly spaced."""
+        step = -(-len(self) // count)
+        return self if step == 1 else self.take(range(0, len(self), step), f"{self.fingerprint}-every-{step}")
+
 
 class Subset(NamedTuple):
     """Some rows of a dataset, by their numbers in it."""

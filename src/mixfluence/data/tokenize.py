@@ -1,7 +1,7 @@
 """Tokenises text once, into memory-mapped files that later runs open.
 
-Texts are tokenised by the model's own `preprocess`, so that a batch from the cache equals the batch that
-sentence-transformers would have made.
+A batch from the cache equals the batch that sentence-transformers would have made: texts are tokenised by the model's
+own `preprocess`, or by the tokenizer underneath where samples show that it gives the same ids in half the time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.model import BaseModel
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -35,6 +36,7 @@ from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 4, 2
 ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
+TEXTS_COMPARED = 8  # of each chunk, the shortest and the longest among them
 CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 # A short text beside one that exceeds any maximum length: the output has padding and shows the truncation.
 PROBE = ["a", "the quick brown fox jumps over the lazy dog " * 2_000]
@@ -86,17 +88,40 @@ class Side:
     def __init__(self, model: BaseModel, task: Task, prompt: str, definition: str) -> None:
         self._model = model
         self._options = {"task": task, "prompt": prompt or None}
-        self.layout, probe_ids = self._find_layout()
+        self.layout, probe_ids, longest = self._find_layout()
+        self._backend = self._find_backend(longest)
         known = [definition, asdict(self.layout), probe_ids, prompt]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
 
     def tokenise(self, texts: list[str]) -> Ids:
         """Return the ids of all texts in one array, and each text's length in tokens."""
-        # Texts of similar length together: a call is padded to its longest text, which takes most of its time.
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        sample = [texts[by_length[place]] for place in np.linspace(0, len(texts) - 1, TEXTS_COMPARED).astype(int)]
+        ids_of = self._encode(texts) if texts and self._is_exact(sample) else self._preprocess(texts, by_length)
+        return np.concatenate([np.empty(0, np.int32), *ids_of]), np.array([len(ids) for ids in ids_of], np.int64)
+
+    def _is_exact(self, texts: list[str]) -> bool:
+        """Return whether the tokenizer underneath gives the ids of `preprocess`."""
+        if self._backend is None:
+            return False
+        pairs = zip(self._encode(texts), self._preprocess(texts, range(len(texts))), strict=True)
+        return all(np.array_equal(first, second) for first, second in pairs)
+
+    def _encode(self, texts: list[str]) -> list[NDArray[np.int32]]:
+        """Return the ids of each text by the tokenizer underneath, without padding."""
+        assert self._backend is not None
+        prompt = self._options["prompt"] or ""
+        return [
+            np.array(found.ids, np.int32)
+            for found in self._backend.encode_batch_fast([prompt + text for text in texts])
+        ]
+
+    def _preprocess(self, texts: list[str], by_length: Sequence[int]) -> list[NDArray[np.int32]]:
+        """Return the ids of each text by the model's own `preprocess`."""
         ids_of = [np.empty(0, np.int32)] * len(texts)
+        # Texts of similar length together: a call is padded to its longest text, which takes most of its time.
         for start in range(0, len(texts), TEXTS_PER_CALL):
-            places = order[start : start + TEXTS_PER_CALL]
+            places = by_length[start : start + TEXTS_PER_CALL]
             output = self._model.preprocess([texts[place] for place in places], **self._options)
             ids = output["input_ids"].numpy().astype(np.int32)
             if self.layout.padded:
@@ -106,15 +131,27 @@ class Side:
                 starts = output["offsets"].numpy()[1:]
             for place, own in zip(places, np.split(ids, starts), strict=True):
                 ids_of[place] = own
-        return np.concatenate([np.empty(0, np.int32), *ids_of]), np.array([len(ids) for ids in ids_of], np.int64)
+        return ids_of
 
-    def _find_layout(self) -> tuple[TokenLayout, list[int]]:
+    def _find_backend(self, longest: int) -> Tokenizer | None:
+        """Return a copy of the tokenizer underneath that truncates to the longest length, if there is one."""
+        tokenizer = self._model.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None or not self.layout.padded:
+            return None
+        copy = Tokenizer.from_str(backend.to_str())
+        copy.no_padding()
+        copy.enable_truncation(longest, direction=tokenizer.truncation_side)
+        return copy
+
+    def _find_layout(self) -> tuple[TokenLayout, list[int], int]:
+        """Return the layout, the ids of two texts, and the length of the longest, which is truncated."""
         output = dict(self._model.preprocess(PROBE, **self._options))
         ids: Tensor = output.pop("input_ids", None)
         constants = {name: output.pop(name) for name in list(output) if not isinstance(output[name], Tensor)}
         constants["task"] = self._options["task"]
         if set(output) == {"offsets"}:
-            return TokenLayout(False, 0, False, [], constants), ids.tolist()
+            return TokenLayout(False, 0, False, [], constants), ids.tolist(), len(ids)
         mask = _real_tokens(output)
         for name in ("attention_mask", "query_expansion_positions"):
             output.pop(name, None)
@@ -128,7 +165,7 @@ class Side:
         padding = ~mask[0]
         pad_id = int(ids[0][padding][-1]) if padding.any() else 0
         layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants, self._expansion())
-        return layout, ids[mask].tolist()
+        return layout, ids[mask].tolist(), int(mask.sum(dim=1).max())
 
     def _expansion(self) -> dict[str, int] | None:
         """Return how the model fills up short queries, as ColBERT does."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mixfluence.policy.bounds import Vector
 from mixfluence.policy.evidence import Reward
-from mixfluence.policy.rules import START_WEIGHT, Rule
+from mixfluence.policy.rules import REACH, START_WEIGHT, Rule
 from mixfluence.schema import Fraction, Positive
 
 # The help, in standard deviations, that a target has from nowhere: bounds the vote of one that is hardly helped.
@@ -24,7 +24,9 @@ class Fair(Rule):
     The probabilities maximise mean_t log(eps + sum_i p_i A[i,t]) - (`pull` / gate) KL(p || start). A[i,t] is the
     running mean of the standardised influence of dataset i on target t where that is positive, else 0. A target that
     no dataset helps has no vote; if each target is helped by its own dataset alone, these get equal probabilities.
-    Prefer `Anchored`, which sees the mean over targets only, when the targets need not be served alike.
+    A single target has nothing to share: the rule is then `Anchored`, because the problem above would put nearly all
+    weight on the leader of the moment. Prefer `Anchored`, which sees the mean over targets only, when several targets
+    need not be served alike.
 
     A round tells the contrasts between the datasets that it measured. What is known of the others stays and ages.
 
@@ -60,7 +62,10 @@ class Fair(Rule):
         weight[reward.probed] += reward.trust
         if not reward.gate:
             return np.array(self._start)
-        return fair_mixture(self._start, np.maximum(total / (START_WEIGHT + weight), 0.0), self.pull / reward.gate)
+        means = total / (START_WEIGHT + weight)
+        if shape[1] == 1:
+            return np.asarray(self._start + REACH * reward.gate * means[:, 0])
+        return fair_mixture(self._start, np.maximum(means, 0.0), self.pull / reward.gate)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the matrix."""

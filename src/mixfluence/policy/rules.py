@@ -18,6 +18,11 @@ from mixfluence.policy.bounds import Vector, softmax
 from mixfluence.policy.evidence import Reward
 from mixfluence.schema import Fraction, Positive, Section
 
+# Weight of the start in a running mean of rounds, in fully trusted rounds.
+START_WEIGHT = 0.25
+# Change of a logit per standard deviation of mean influence.
+REACH = 2.0
+
 
 class Rule(Section):
     """Moves logits by rewards. Add one by a subclass and a line in `RULES`, in `policy/__init__.py`."""
@@ -91,7 +96,7 @@ class Anchored(Rule):
     """
 
     name: Literal["anchored"] = "anchored"
-    reach: Positive = 2.0
+    reach: Positive = REACH
     memory: Fraction = 0.9
 
     def start(self, logits: Vector) -> None:
@@ -110,10 +115,6 @@ class Anchored(Rule):
         mean = total[probed] / (START_WEIGHT + weight[probed])
         moved[probed] = self._start[probed] + self.reach * reward.gate * mean
         return moved
-
-
-# Weight of the start in a running mean of rounds, in fully trusted rounds.
-START_WEIGHT = 0.25
 
 
 class Adam:

@@ -12,16 +12,27 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
-from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, logits_from_json, logits_to_json, softmax
+from mixfluence.policy import (
+    PROPORTIONAL,
+    InitialField,
+    Similar,
+    Vector,
+    lift,
+    logits_from_json,
+    logits_to_json,
+    softmax,
+)
 from mixfluence.schema import Count, Positive, Section, Share, WholeNumber
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import Influences
-    from mixfluence.recipe import ModelSection, Recipe
+    from mixfluence.recipe import ModelSection, Recipe, TrainingSection
 
 FINAL = "final"
+# Rows of each dataset that are compared with the dev rows for a start by similarity.
+SAMPLED_ROWS = 2_048
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,10 @@ class Stage:
     scored: bool = False
     merges: bool = False
     reuse: Path | None = None
+
+    def warmup_steps(self, training: TrainingSection) -> int:
+        """Return the steps of warm-up: the same share of the stage as of the run, if the stage is shorter."""
+        return training.warmup_steps * min(self.steps, training.steps) // training.steps
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,8 @@ class Strategy(Section):
         """Raise a ValueError if the strategy cannot work in a recipe."""
         if self.needs_dev and not recipe.dev:
             raise ValueError(f"strategy: {self.name} needs at least one dev set")
+        if self.similar and not recipe.dev:
+            raise ValueError("strategy.init: similar needs at least one dev set")
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         """Return the training runs of the method, in order."""
@@ -141,6 +158,16 @@ class Strategy(Section):
         """
         raise RecipeError(f"{self.label}: merges no models")
 
+    @property
+    def similar(self) -> Similar | None:
+        """The start, if it has to be found in the data before `start`; see `starting_from`."""
+        init = getattr(self, "init", None)
+        return init if isinstance(init, Similar) else None
+
+    def starting_from(self, shares: Mapping[str, float]) -> Strategy:
+        """Return the strategy with the start that `similar` asks for, given each dataset's share by similarity."""
+        return self._with(init=self.similar.weights(shares)) if self.similar else self
+
     def divide(
         self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
     ) -> Partition:
@@ -148,8 +175,10 @@ class Strategy(Section):
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
-        """Return how many rows `divide` encodes, given the sizes of the datasets."""
-        return 0
+        """Return how many rows are encoded before training, given the sizes of the datasets."""
+        if not self.similar:
+            return 0
+        return sum(min(rows, SAMPLED_ROWS) for sizes in (train, dev) for rows in sizes.values())
 
     # What the trainer asks.
 

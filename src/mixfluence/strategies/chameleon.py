@@ -86,9 +86,7 @@ class Chameleon(Strategy):
         embedder = Embedder(encoder, self.texts)
         means = []
         for rows in mixture.values():
-            step = -(-len(rows) // self.rows)
-            some = rows if step == 1 else rows.take(range(0, len(rows), step), f"{rows.fingerprint}-every-{step}")
-            means.append(embedder.vectors(some).astype(np.float64).mean(axis=0))
+            means.append(embedder.vectors(rows.sample(self.rows)).astype(np.float64).mean(axis=0))
         scores = leverage_scores(np.array(means), self.ridge)
         logger.info("leverage: %s", ", ".join(f"{name} {s:.3f}" for name, s in zip(mixture, scores, strict=True)))
         found = dict(zip(mixture, leverage_weights(scores, self.favour).tolist(), strict=True))
