@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -143,7 +143,7 @@ def check_environment() -> None:
         )
 
 
-def dry_run(own: Mapping[str, Any], given: Mapping[str, Any], kind: type[BaseTrainingArguments]) -> None:
+def dry_run(own: Mapping[str, Any], given: Mapping[str, Any], kind: Callable[..., BaseTrainingArguments]) -> None:
     """Set up a Trainer around a tiny model, so that a bad one of the `given` arguments fails now and is named."""
 
     def failure(options: Mapping[str, Any]) -> Exception | None:
