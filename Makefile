@@ -24,7 +24,7 @@ demo: setup ## adapt an encoder to a library's documentation and print the table
 test: setup lint browser ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup ## a soak of 200 killed and resumed runs, and jobs of two and four processes (about 17 minutes)
+test-slow: setup ## 200 killed and resumed runs (SOAK_KILLS sets another number), and jobs of several processes
 	$(BIN)/python -m pytest -n 0 -s -m soak
 
 browser: ## Debian's chromium, in which report pages are tested; installed if that is allowed

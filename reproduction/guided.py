@@ -23,6 +23,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
+from scipy.stats import ttest_1samp
 
 from reproduction.english.study import JOINT, SINGLE
 from reproduction.english.table import interval
@@ -38,6 +39,15 @@ SETTINGS += ["languages uniform", "languages expert"]
 # Samplers that no dev set guides train once on the whole pool, for all targets that have their sets in it.
 POOL = "pool in"
 UNGUIDED = {"static", "odm", "chameleon", "doremi", "tdro"}
+# Settings whose mean is of interest.
+GROUPS = {
+    "five targets together": ["joint in"],
+    "four targets": [f"{name} in" for name in SINGLE],
+    "six targets without own sets": [f"{name} out" for name in WITHOUT_OWN_SET],
+    "13 languages": ["languages uniform"],
+}
+# Inf-DDS as it is by default.
+DEFAULT = "anchored"
 # File -> its name of a method -> the name here.
 EARLIER = {
     "english13.jsonl": {"Inf-DDS": "anchored"},
@@ -249,6 +259,30 @@ def tables(lines: list[Job]) -> Iterator[str]:
             scores = [interval(row[head]) if head in row else "" for head in heads]
             yield f"| {method} | {' | '.join(scores)} | {relative_cost(costs[method], costs['uniform'])} |"
         yield ""
+    yield from summary([line for line in lines if line["stage"] == "final"])
+
+
+def summary(lines: list[Job]) -> Iterator[str]:
+    """Yield the means of groups of targets over seeds, and how far Inf-DDS is ahead, paired over targets and seeds."""
+    cells: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+    for line in lines:
+        for setting, score in scores_of(line).items():
+            cells[line["method"]][setting, line["seed"]] = 100 * score
+    yield f"| | {' | '.join(GROUPS)} | Inf-DDS is ahead by |"
+    yield "|---" * (len(GROUPS) + 2) + "|"
+    for method, own in cells.items():
+        shown = [group_mean(own, settings) for settings in GROUPS.values()]
+        shared = sorted(own.keys() & cells[DEFAULT].keys())
+        ahead = [cells[DEFAULT][cell] - own[cell] for cell in shared]
+        test = f"{fmean(ahead):+.1f} (p = {ttest_1samp(ahead, 0).pvalue:.1g}, {len(ahead)})" if len(ahead) > 2 and any(ahead) else ""
+        yield f"| {method} | {' | '.join(shown)} | {test} |"
+
+
+def group_mean(own: dict[tuple[str, int], float], settings: list[str]) -> str:
+    """Return the mean over settings with its interval, over the seeds that have all of them."""
+    seeds = sorted({seed for _, seed in own})
+    complete = [seed for seed in seeds if all((setting, seed) in own for setting in settings)]
+    return interval([fmean(own[setting, seed] for setting in settings) for seed in complete]) if complete else ""
 
 
 def relative_cost(own: dict[tuple[Any, ...], float], uniform: dict[tuple[Any, ...], float]) -> str:

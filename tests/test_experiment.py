@@ -18,17 +18,19 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from mixfluence import build
 from mixfluence.data.formats import read_rows, read_task
 from mixfluence.data.reading import read_data
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation.retrieval import DevEvaluator, evaluate
 from mixfluence.experiment import run
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.runs import read_trace
+from mixfluence.report.curves import dev_evals
+from mixfluence.runs import read_run, read_trace
 from tests.conftest import WORDS
 
 pytestmark = pytest.mark.slow
@@ -162,6 +164,29 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(recipe_path: Path, tmp_path
     for line in (line for trace in traces for line in trace):
         line.pop("seconds")
     assert traces[0] == traces[1]
+
+
+def test_the_start_is_the_first_point_of_the_dev_curve_and_changes_no_training(
+    recipe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(recipe_path)
+    run(recipe)
+    points = dev_evals(read_run(recipe.output))["small"]
+    start = DevEvaluator(read_data(recipe).selection)(build.build_model(recipe.model))["ndcg@10"]
+    assert [step for step, _ in points] == [0, 6, 12]
+    assert points[0][1] == pytest.approx(100 * start)
+    again = load_recipe(recipe_path, [f"output={tmp_path}/again"])
+    with pytest.raises(KeyboardInterrupt):
+        run(again, callbacks=[StopAt(8)])
+    run(again, resume=True)
+    assert dev_evals(read_run(again.output))["small"] == points
+    own = build._own_arguments
+    monkeypatch.setattr(build, "_own_arguments", lambda *given: own(*given) | {"eval_on_start": False})
+    run(load_recipe(recipe_path, [f"output={tmp_path}/without"]))
+    models = [folder / "model" / "model.safetensors" for folder in (recipe.output, tmp_path / "without")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    # Whoever may read the folder may read the model.
+    assert models[0].stat().st_mode & 0o044 == recipe.output.stat().st_mode & 0o044
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_again(recipe_path: Path, tmp_path: Path) -> None:

@@ -306,6 +306,30 @@ def test_a_plan_refuses_what_a_run_refuses_all_at_once(recipe_path: Path) -> Non
     assert str(checked) == str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "strategy={name: inf-dds, probe: {metric: distillation}}",
+        "strategy={name: inf-dds, probe: {metric: info-nce-hard}}",
+        "training.trainer_args={learning_rate_mapping: {nothing_is_named_so: 1.0e-3}}",
+    ],
+)
+def test_a_plan_refuses_what_only_a_trainer_can_tell(recipe_path: Path, change: str) -> None:
+    recipe = load_recipe(recipe_path, [change])
+    with pytest.raises(MixfluenceError) as refused:
+        plan_run(recipe)
+    with pytest.raises(MixfluenceError) as stopped:
+        run(recipe)
+    assert str(refused.value) == str(stopped.value)
+
+
+def test_a_plan_tries_what_comes_after_training(recipe_path: Path) -> None:
+    long = "名" * 100
+    source = f"{{path: {recipe_path.parent}/data/small}}"
+    with pytest.raises(RecipeError, match="results could not be written"):
+        plan_run(load_recipe(recipe_path, [f"test={{{long}: {source}}}"]))
+
+
 def test_absent_data_is_said_to_be_absent(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     assert plan.absent == ["train.a", "train.b", "train.c", "dev.x", "dev.y"]

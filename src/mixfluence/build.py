@@ -215,6 +215,7 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
         "save_total_limit": 2,
         "eval_strategy": "steps" if selection else "no",
         "eval_steps": selection.every if selection else None,
+        "eval_on_start": selection is not None,
         "load_best_model_at_end": selection is not None,
         "metric_for_best_model": "eval_ndcg@10" if selection else None,
         "greater_is_better": True if selection else None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +20,17 @@ MOST_DATASETS = 8
 def printable(text: str, keep: str = "") -> str:
     """Return a text without control characters, which a terminal would obey, except those to keep."""
     return "".join(char if char.isprintable() or char in keep else "\ufffd" for char in text)
+
+
+class SafeConsole(Console):
+    """A console that obeys no control character in what it prints, whoever named a file or a dataset."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the parts of something to print."""
+        for segment in super().render(renderable, options):
+            # Of rich itself, such as the movements of a live display.
+            own = segment.control or segment.text.isprintable()
+            yield segment if own else segment._replace(text=printable(segment.text, keep="\n\t"))
 
 
 def counted(number: int, noun: str) -> str:

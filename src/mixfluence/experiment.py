@@ -34,8 +34,9 @@ from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_sta
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
+from mixfluence.rehearsal import rehearse_tests
 from mixfluence.strategies import Stage, StageResult, Strategy
-from mixfluence.testing import rehearse_tests, score_run
+from mixfluence.testing import score_run
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import (
     LATEST,
@@ -236,7 +237,7 @@ def _check_inputs(recipe: Recipe, trainer: MixtureMixin, data: Data, inputs: Inp
     """Compare the inputs with those that the run was started with, and try once what comes after training."""
     if trainer.is_world_process_zero():
         if "encoder" not in inputs:
-            rehearse_tests(recipe, trainer.model, data)
+            rehearse_tests(recipe, trainer.model, data, recipe.output)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():
             check_inputs(recipe.output, inputs)

@@ -71,8 +71,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> list[Path]:
-    """Flush a folder and everything in it to disk; return its files in order."""
+    """Flush a folder and everything in it to disk; return its files in order.
+
+    Whoever may read the folder may read them: safetensors writes files that only their owner can read.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        path.chmod(path.stat().st_mode | (folder.stat().st_mode & 0o044))
     for path in [*files, *{path.parent for path in files}]:
         sync(path)
     return files

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.data.reading import Data
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
@@ -79,6 +83,7 @@ class Plan:
         clustering: Cost of clustering before training.
         encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
+        data: What was read on this machine.
     """
 
     recipe: Recipe
@@ -89,6 +94,7 @@ class Plan:
     clustering: float
     encoding: str | None
     absent: list[str]
+    data: Data | None
 
     @property
     def cost(self) -> float:
@@ -147,7 +153,8 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
     guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    return Plan(recipe, processes, datasets, guides, planned, clustering, checked.encoding, checked.absent)
+    found = checked.encoding, checked.absent, checked.data
+    return Plan(recipe, processes, datasets, guides, planned, clustering, *found)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:

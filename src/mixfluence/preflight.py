@@ -25,13 +25,14 @@ MODEL_FILES = ("modules.json", "config.json")
 
 
 class Checked(NamedTuple):
-    """Rows of training sets, of what guides of dev sets, and that are encoded before training; absent datasets."""
+    """Rows of training sets, of dev sets that guide, and encoded before training; data that is absent or was read."""
 
     train: dict[str, int]
     dev: dict[str, int]
     encoded: int
     encoding: str | None
     absent: list[str]
+    data: Data | None
 
 
 def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
@@ -48,18 +49,31 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
     with collecting(problems):
         check_output(recipe.output)
     with collecting(problems):
-        # Without data the run is for another machine, which may have the model.
-        if any(source.on_disk for source in recipe.train.values()):
-            check_model(recipe.model, Path.cwd())
-    with collecting(problems):
         absent, data = _absent(recipe), _read_present(recipe)
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
         encoded = recipe.strategy.encoded_rows(train, dev)
-        encoding = _describe_encoding(recipe, encoded, data) if encoded else None
-        checked = Checked(train, dev, encoded, encoding, absent)
+        checked = Checked(train, dev, encoded, None, absent, data)
+    with collecting(problems):
+        # Without data the run is for another machine, which may have the model.
+        if any(source.on_disk for source in recipe.train.values()):
+            _check_start(recipe, checked if not problems else None)
+        if checked and encoded:
+            checked = checked._replace(encoding=_describe_encoding(recipe, encoded, data))
     return checked
+
+
+def _check_start(recipe: Recipe, checked: Checked | None) -> None:
+    """Set up the run on a few rows; without all its data, or if something is wrong already, load its model alone."""
+    if recipe.model.trust_remote_code or not model_is_here(recipe.model):
+        return
+    if checked and checked.data and not checked.absent:
+        from mixfluence.rehearsal import rehearse_run
+
+        rehearse_run(recipe, checked.data)
+    else:
+        check_model(recipe.model, Path.cwd())
 
 
 def check_output(folder: Path) -> None:
@@ -71,11 +85,10 @@ def check_output(folder: Path) -> None:
 
 @cache
 def check_model(section: ModelSection, folder: Path) -> None:
-    """Load an encoder, given the current folder, if it is on this machine; one that cannot be trained is refused."""
-    if not section.trust_remote_code and model_is_here(section):
-        from mixfluence.encoders import load_encoder
+    """Load an encoder, given the current folder; one that cannot be trained is refused."""
+    from mixfluence.encoders import load_encoder
 
-        load_encoder(**section.model_dump(), device="cpu")
+    load_encoder(**section.model_dump(), device="cpu")
 
 
 def model_is_here(section: ModelSection) -> bool:

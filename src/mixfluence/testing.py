@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from sentence_transformers.base.model import BaseModel
 
@@ -16,7 +14,6 @@ from mixfluence.build import build_model
 from mixfluence.data.reading import Data
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
-from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
 from mixfluence.evaluation.references import References
@@ -30,30 +27,12 @@ logger = logging.getLogger(__name__)
 def score_run(recipe: Recipe, model: BaseModel, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
     """Write the results of dev queries and score the test sets."""
     folder = recipe.output
-    _rank_dev(recipe, model, data.dev, folder / runs.DEV_FOLDER)
+    rank_dev(recipe, model, data.dev, folder / runs.DEV_FOLDER)
     references = References(recipe, partial(build_model, recipe.model)) if recipe.evaluation.references else None
     scored = folder / runs.EVAL_FOLDER
     scores = evaluate_tasks(model, data.test, recipe, scored, references=references, show_progress=show_progress)
     add_to_card(folder / runs.MODEL_FOLDER / "README.md", scores)
     return scores
-
-
-def rehearse_tests(recipe: Recipe, model: BaseModel, data: Data) -> None:
-    """Try on the first rows of each set what comes after training, so that nothing fails only then."""
-    dev = {name: rows.take(range(min(2, len(rows))), rows.fingerprint) for name, rows in data.dev.items()}
-    test = {
-        name: replace(task.take_queries([0]), doc_ids=task.doc_ids[:2], docs=task.docs[:2])
-        for name, task in data.test.items()
-    }
-    logging.disable(logging.INFO)
-    try:
-        with TemporaryDirectory(prefix=".try-", dir=recipe.output) as folder:
-            _rank_dev(recipe, model, dev, Path(folder))
-            evaluate_tasks(model, test, recipe, Path(folder))
-    except (OSError, UnicodeError) as error:
-        raise RecipeError(f"{recipe.output}: results could not be written ({error})") from error
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def evaluate_tasks(
@@ -83,6 +62,7 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
     return {name: score_task(task, rank_bm25(task)) for name, task in tasks.items()}
 
 
-def _rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder: Path) -> None:
+def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder: Path) -> None:
+    """Write the results of dev queries."""
     prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
     rank_dev_sets(model, dev, prompts, folder, batch_size=recipe.evaluation.batch_size)

@@ -16,6 +16,8 @@ from mixfluence.evaluation.results import read_evaluation
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task, score_task
 from mixfluence.recipe import Recipe
 
+ROWS = ("zero-shot", "bm25", "fusion")
+
 
 def recipe(folder: Path) -> Recipe:
     data = {
@@ -64,8 +66,11 @@ def test_what_cannot_be_scored_costs_no_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wordless = RetrievalSet("wordless", ["q"], ["?"], ["a", "b"], ["!", "."], {"q": {"a": 1}})
-    with caplog.at_level(logging.INFO):
-        References(recipe(tmp_path / "run"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
+    References(recipe(tmp_path / "run"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
+    assert "wordless: no passage has a word, so that BM25 finds none" in caplog.text
+    scores = {name: read_evaluation(tmp_path / "run" / "references" / name / "wordless.jsonl") for name in ROWS}
+    assert scores["bm25"].summary()["ndcg@10"] == 0
+    assert scores["fusion"].summary()["ndcg@10"] == 1
     monkeypatch.setattr(references, "MAX_PASSAGES", 1)
     with caplog.at_level(logging.INFO):
         References(recipe(tmp_path / "other"), make_static).evaluate(wordless, {"q": {"a": 1.0}})

@@ -99,5 +99,8 @@ CASES = [
     trainer("NEFTune noise", "{neftune_noise_alpha: 5}", "neftune_noise_alpha"),
     trainer("Liger kernels not installed", "{use_liger_kernel: true}", "use_liger_kernel", missing="liger_kernel"),
     trainer("an unknown compile mode", "{torch_compile_mode: fast}", "torch_compile_mode"),
+    change(
+        "far too many clusters", "dev: [dev]", STRATEGY + f"{{name: crisp, branching: {10**20}}}", "strategy.branching"
+    ),
     trainer("a learning rate of no parameter", "{learning_rate_mapping: {decoder: 0.1}}", "learning_rate_mapping"),
 ]

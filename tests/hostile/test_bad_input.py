@@ -30,8 +30,6 @@ CASES = {
 
 # What a plan cannot know, or should not refuse because the run may be meant for another machine.
 ONLY_TRAIN = {
-    "a distillation metric without teacher scores",
-    "a learning rate of no parameter",
     "a hub id without network",
     "the folder of a finished run",
     "an output folder that the system refuses",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 
 from mixfluence.report.compare import overview
-from mixfluence.report.curves import MOST_POINTS
+from mixfluence.report.curves import LEAST_SMOOTHED, MOST_POINTS, smoothed
 from mixfluence.report.figures import Chart, charts_of_all, charts_of_run
 from mixfluence.runs import Run, read_run
 from tests.report.test_compare import made_run
@@ -66,6 +67,19 @@ def test_the_loss_has_no_colour_of_a_dataset() -> None:
     sampling = next(chart for chart in charts_of_run(run) if chart.title == "Sampling probability")
     colours = {trace["line"]["color"] for trace in sampling.data}
     assert not colours & {loss.data[0]["line"]["color"], loss.data[0]["marker"]["color"]}
+
+
+def test_a_long_curve_is_smoothed_with_the_measured_line_behind_it() -> None:
+    run = read_run(OLD / "inf-dds")
+    noisy = [(step, 2.0 + (-1) ** step) for step in range(1, 2 * LEAST_SMOOTHED + 1)]
+    run = replace(run, trace=[*run.trace[:1], *({**run.trace[1], "step": s, "loss": v} for s, v in noisy)])
+    raw, calm = next(chart for chart in charts_of_run(run) if chart.title == "Training loss").data
+    assert raw["y"] == [value for _, value in noisy]
+    assert (raw["opacity"] < 1, raw["showlegend"], raw["legendgroup"]) == (True, False, calm["legendgroup"])
+    assert "opacity" not in calm
+    assert stdev(calm["y"]) < stdev(raw["y"]) / 2
+    assert fmean(calm["y"]) == pytest.approx(2.0, abs=0.05)
+    assert smoothed(noisy[: LEAST_SMOOTHED - 1]) == []
 
 
 def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 - Weights, mixture, draws, trace and scores are the same wherever the kill came: in a step, inside a probe, while a
   checkpoint was being written, between two stages, while testing.
-- So they are when kills come at random moments, one after the other, for any method, accumulation and loader.
+- So they are when kills come at random moments, one after the other, for any method, accumulation and loader, and
+  when the folder is moved or a bit of a cache or a checkpoint flips before it goes on. `SOAK_KILLS` sets how many.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from mixfluence.report.compare import compare
+from mixfluence.runs import read_run
 from tests.resume.conftest import Whole
 from tests.resume.crashes import (
     Moment,
@@ -31,7 +34,7 @@ from tests.test_methods import SETTINGS
 
 SELECTION = {"every": 3, "dev": "halves"}
 # Kills of the soak, all together; a scenario has a few of them.
-KILLS, KILLS_EACH = 200, 5
+KILLS, KILLS_EACH = int(os.environ.get("SOAK_KILLS", "200")), 5
 # Moments that every method has before it tests, and methods that have one more.
 KINDS = ["any time", "step", "checkpoint"]
 PROBING, REFERRING = {"inf-dds", "multidds", "aioli", "doge"}, {"doremi", "tdro"}
@@ -72,6 +75,7 @@ def test_runs_killed_at_random_moments_lose_nothing(
     seed = int(os.environ.get("SOAK_SEED", time.time_ns() % 2**32))
     rng = random.Random(seed)
     kills: dict[str, int] = {}
+    disturbed: dict[str, int] = {}
     scenarios = 0
     while sum(kills.values()) < KILLS:
         method = rng.choice(list(SETTINGS))
@@ -90,12 +94,34 @@ def test_runs_killed_at_random_moments_lose_nothing(
             if run.wait() == 0:
                 break
             assert run.complaints == [], f"seed {seed}: {run.said}"
+            output, what = disturb(output, recipe.parent / "cache", rng)
+            disturbed[what] = disturbed.get(what, 0) + 1
         else:
             run = Run(recipe, output, resume=True)
             assert run.wait() == 0, f"seed {seed}: {run.said}"
         assert_same_result(output, whole)
+        # The folder lies where it was moved to, and is one to compare.
+        assert compare([read_run(output), read_run(whole)]).tests == ("small",)
         with capsys.disabled():
-            print(f"seed {seed}: {scenarios} runs, {sum(kills.values())} kills {kills}", flush=True)  # noqa: T201
+            print(f"seed {seed}: {scenarios} runs, {sum(kills.values())} kills {kills}, {disturbed}", flush=True)  # noqa: T201
+
+
+def disturb(output: Path, cache: Path, rng: random.Random) -> tuple[Path, str]:
+    """Do something to a killed run, or nothing; return where its folder is now, and what was done."""
+    what = rng.choice(["nothing", "moved", "cache", "checkpoint"])
+    if what == "moved" and output.exists():
+        return output.rename(output.with_name(f"{output.name}m")), what
+    sealed = [path.parent for path in output.rglob("manifest.json")]
+    files = {"cache": cache.glob("[!l]*/*/*"), "checkpoint": (file for path in sealed for file in path.iterdir())}
+    found = sorted(file for file in files.get(what, ()) if file.is_file() and file.stat().st_size)
+    if not found:
+        return output, "nothing"
+    file = rng.choice(found)
+    content = bytearray(file.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.unlink()
+    file.write_bytes(content)
+    return output, what
 
 
 def moment_of(kind: str, rng: random.Random) -> Moment:

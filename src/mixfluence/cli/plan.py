@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Option
 
 from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
-from mixfluence.display import percent
+from mixfluence.display import percent, printable
 
 if TYPE_CHECKING:
     from mixfluence.plan import Plan, StagePlan
@@ -28,12 +28,13 @@ def plan(
     show_log(verbose=False)
     from mixfluence.plan import plan_run
 
-    view = plan_view(plan_run(parsed, processes=processes))
-    from mixfluence.data.preview import preview_sources
+    planned = plan_run(parsed, processes=processes)
+    if planned.data:
+        from mixfluence.data.preview import preview
 
-    for line in preview_sources({name: source for name, source in parsed.train.items() if source.on_disk}):
-        print_line(line)
-    output.print(view, highlight=False)
+        for line in (line for name, rows in planned.data.train.items() for line in preview(name, rows)):
+            print_line(line)
+    output.print(plan_view(planned), highlight=False)
 
 
 def plan_view(plan: Plan) -> Group:
@@ -42,14 +43,14 @@ def plan_view(plan: Plan) -> Group:
     processes = f" on {plan.processes:,} processes" if plan.processes > 1 else ""
     batches = f" x {training.gradient_accumulation}" if training.gradient_accumulation > 1 else ""
     what = f"{training.steps:,} steps of {training.batch_size * plan.processes:,} rows{batches}"
-    title = Text(f"{recipe.name}{processes}: {recipe.strategy.name} on {recipe.model.name}, {what}", "bold")
+    title = printable(f"{recipe.name}{processes}: {recipe.strategy.name} on {recipe.model.name}, {what}")
     costs = Table.grid(padding=(0, 3, 0, 0))
     costs.add_column(style="dim", no_wrap=True)
     for heading, text in _costs(plan):
-        costs.add_row(heading, Text(text))
-    view = Group(title, "", _datasets(plan), "", costs)
+        costs.add_row(heading, Text(printable(text)))
+    view = Group(Text(title, "bold"), "", _datasets(plan), "", costs)
     if plan.concerns:
-        sentences = [Text(f"- {sentence}") for sentence in plan.concerns]
+        sentences = [Text(printable(f"- {sentence}")) for sentence in plan.concerns]
         view.renderables.extend([Text("\nwarnings:", "bold yellow"), *sentences])
     return view
 
@@ -64,7 +65,7 @@ def _datasets(plan: Plan) -> Table:
     for dataset in plan.datasets:
         share = unknown if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
-        table.add_row(Text(dataset.name), f"{dataset.rows:,}", share, epochs)
+        table.add_row(Text(printable(dataset.name)), f"{dataset.rows:,}", share, epochs)
     return table
 
 

@@ -34,7 +34,8 @@ def show(recipe: RecipeName) -> None:
 
     # Refuses files that are not recipes.
     read_recipe(recipe, files_may_be_missing=True)
-    print_line(find_recipe(recipe).read_text(encoding="utf-8").rstrip())
+    for line in find_recipe(recipe).read_text(encoding="utf-8").rstrip().splitlines():
+        print_line(line)
 
 
 @app.command()
@@ -62,4 +63,5 @@ def check(recipe: RecipeName, overrides: Overrides = None) -> None:
     parsed = read_recipe(recipe, overrides)
     show_log(verbose=False)
     plan_run(parsed)
-    print_line(dump_recipe(parsed).rstrip())
+    for line in dump_recipe(parsed).rstrip().splitlines():
+        print_line(line)

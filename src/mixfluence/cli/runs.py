@@ -12,6 +12,7 @@ from rich.live import Live
 from typer import Argument, Option
 
 from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
+from mixfluence.display import printable
 from mixfluence.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ def compare(
 
 def _format_of(file: Path) -> Format:
     if (ending := file.suffix.lower()) not in ENDINGS:
-        raise RecipeError(f"{file}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}, or give --format")
+        raise RecipeError(
+            f"{file}: unknown ending {ending!r}, expected one of {', '.join(filter(None, ENDINGS))}, or give --format"
+        )
     return ENDINGS[ending]
 
 
@@ -161,4 +164,4 @@ def _write(text: str, file: Path | None) -> None:
             write_text(file, text)
     else:
         # Not through rich, which would interpret names as markup and wrap lines.
-        typer.echo(text, nl=False)
+        typer.echo(printable(text, keep="\n\t"), nl=False)

@@ -9,17 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
 from typer import Argument, Option
 
-from mixfluence.display import printable
+from mixfluence.display import SafeConsole, printable
 from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
-output = Console()
-errors = Console(stderr=True)
+output = SafeConsole()
+errors = SafeConsole(stderr=True)
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -38,13 +37,13 @@ class _Notes(logging.Handler):
 
 
 def print_line(text: str) -> None:
-    """Print lines of the result without interpreting markup or control characters in them."""
-    output.print(printable(text, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
+    """Print a line of the result without interpreting markup or control characters in it, such as another line."""
+    output.print(printable(text, keep="\t"), markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Print lines to standard error without interpreting markup or control characters in them."""
-    errors.print(printable(text, keep="\n\t"), style=style, markup=False, highlight=False, soft_wrap=True)
+    """Print a line to standard error without interpreting markup or control characters in it."""
+    errors.print(printable(text, keep="\t"), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def silence_libraries() -> None:

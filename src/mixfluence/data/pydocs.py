@@ -7,11 +7,13 @@ never imported.
 from __future__ import annotations
 
 import ast
+import gc
 import platform
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,11 +115,23 @@ def _extract_rows(folder: Path) -> Iterator[Row]:
 def _docstrings(folder: Path) -> Iterator[str]:
     for path in _python_files(folder):
         try:
-            with warnings.catch_warnings(action="ignore"):  # invalid escape sequences in their strings
+            with warnings.catch_warnings(action="ignore"), _no_collection():  # invalid escapes in their strings
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
             continue  # templates and files for other Python versions
         yield from filter(None, map(ast.get_docstring, _definitions(tree)))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the garbage collector, which takes half of the time while a tree is built and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

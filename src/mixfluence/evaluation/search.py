@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from mixfluence.data.tokenize import Task, tokenise_texts
 from mixfluence.embedding import TextEncoder, prompt_of, text_encoders
 from mixfluence.errors import MixfluenceError
 from mixfluence.influence.snapshot import preserve_modes
+
+logger = logging.getLogger(__name__)
 
 # Scores of sparse vectors that exist at a time.
 SCORES_AT_ONCE = 2**27
@@ -143,8 +146,13 @@ def search_bm25(task: RetrievalSet, k: int) -> Hits:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import bm25s
 
+    tokens = bm25s.tokenize(list(task.docs), show_progress=False)
+    if not any(tokens.ids):
+        logger.warning("%s: no passage has a word, so that BM25 finds none", task.name)
+        first = torch.arange(min(k, len(task.docs))).expand(len(task.queries), -1)
+        return torch.zeros(first.shape), first
     index = bm25s.BM25()
-    index.index(bm25s.tokenize(list(task.docs), show_progress=False), show_progress=False)
+    index.index(tokens, show_progress=False)
     positions, scores = index.retrieve(
         bm25s.tokenize(list(task.queries), show_progress=False),
         k=min(k, len(task.doc_ids)),

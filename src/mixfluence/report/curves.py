@@ -15,6 +15,8 @@ from mixfluence.strategies import FINAL
 # More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
 MOST_DATASETS = 32
 MOST_POINTS = 150
+# A curve of fewer points is drawn as it is.
+LEAST_SMOOTHED = 20
 # Rounds that the matrix of influences is averaged over.
 LAST_ROUNDS = 10
 NATS = ("info-nce", "info-nce-hard", "distillation", "training-loss")
@@ -28,6 +30,15 @@ def thin(items: Sequence[Item]) -> list[Item]:
     if len(items) <= MOST_POINTS:
         return list(items)
     return [items[round(place * (len(items) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
+
+
+def smoothed(points: Points) -> Points:
+    """Return the moving average of a curve, over a twentieth of it around each point; none of a short curve."""
+    if len(points) < LEAST_SMOOTHED:
+        return []
+    half = max(2, len(points) // 40)
+    windows = (points[max(0, place - half) : place + half + 1] for place in range(len(points)))
+    return [(step, fmean(value for _, value in own)) for (step, _), own in zip(points, windows, strict=True)]
 
 
 def shown_datasets(trace: Sequence[TraceLine]) -> list[str]:

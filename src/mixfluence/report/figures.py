@@ -43,7 +43,8 @@ def charts_of_all(comparison: Comparison) -> Iterator[Chart]:
     }
     datasets = dict.fromkeys(name for own in sampled.values() for name in own)
     weights = {name: {label: own.get(name, []) for label, own in sampled.items()} for name in datasets}
-    yield from _lines("Training loss", {"": {label: curves.losses(run.trace) for label, run in runs.items()}}, "loss")
+    losses = {label: curves.losses(run.trace) for label, run in runs.items()}
+    yield from _lines("Training loss", {"": losses}, "loss", smooth=True)
     yield from _lines("Mean dev NDCG@10 of checkpoints", {"": dev}, "NDCG@10 × 100")
     yield from _lines("Sampling probability of a dataset", weights, "probability", shape="hv")
 
@@ -84,13 +85,13 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
         by_target = {target: by_dataset(values, shown, others=False) for target, values in measured}
         errors = {line["step"]: line["update"].get("error") or {} for line in trace if "update" in line}
         title = f"{prefix}influence on dev sets, ± 1.96 standard errors where known"
-        yield from _lines(title, by_target, unit, errors=errors)
+        yield from _lines(title, by_target, unit, errors=errors, smooth=True)
         yield from _matrix(prefix, curves.matrix(trace), unit)
         losses[stage or "loss"] = curves.losses(trace)
         for line in trace:
             for target, value in (line.get("update", {}).get("dev") or {}).items():
                 dev.setdefault(f"{stage}: {target}" if stage else target, []).append((line["step"], value))
-    yield from _lines("Training loss", {"": losses}, "loss", ink=True)
+    yield from _lines("Training loss", {"": losses}, "loss", ink=True, smooth=True)
     yield from _lines("Dev metric of the sampler", {"": dev}, "dev metric")
     yield from _lines("Dev NDCG@10 of checkpoints", {"": curves.dev_evals(run)}, "NDCG@10 × 100")
     if own_epochs := curves.epochs(run.trace):
@@ -104,35 +105,47 @@ def _lines(
     *,
     shape: str = "linear",
     ink: bool = False,
+    smooth: bool = False,
     errors: Mapping[int, Mapping[str, float | None]] | None = None,
 ) -> Iterator[Chart]:
     """Yield a chart of series over steps, unless it would be empty; of several views the reader chooses one.
 
-    Only the first view has errors, which are by step and name.
+    Only the first view has errors, which are by step and name. With `smooth`, long series are drawn as their moving
+    average, with what was measured behind it.
     """
     views = {view: own for view, own in views.items() if any(own.values())}
-    traces: list[Trace] = []
-    buttons = []
+    traces: dict[str, list[Trace]] = {view: [] for view in views}
     for place, (view, series) in enumerate(views.items()):
-        visible = [own == view for own in views for _ in views[own]]
-        buttons.append({"label": _text(view), "method": "restyle", "args": ["visible", visible]})
         for number, (name, points) in enumerate(series.items()):
-            shown = thin(points)
-            trace = _trace(name, [step for step, _ in shown], [value for _, value in shown], number)
-            trace["line"]["shape"] = shape
-            if ink:
-                trace["line"]["color"] = trace["marker"]["color"] = INK
+            raw = _line(name, points, number, shape, ink)
             if errors and place == 0:
-                known = [1.96 * (errors.get(step, {}).get(name) or 0.0) for step, _ in shown]
-                trace["error_y"] = {"array": list(map(_rounded, known)), "thickness": 0.7, "width": 0}
-            mode = "lines" if len(shown) > MOST_MARKERS else "lines+markers"
-            traces.append(trace | {"visible": place == 0, "mode": mode})
+                known = [1.96 * (errors.get(step, {}).get(name) or 0.0) for step in raw["x"]]
+                raw["error_y"] = {"array": list(map(_rounded, known)), "thickness": 0.7, "width": 0}
+            own = [raw]
+            if smooth and (calm := curves.smoothed(points)):
+                raw |= {"opacity": 0.3, "showlegend": False, "mode": "lines"}
+                own.append(_line(name, calm, number, shape, ink))
+            # A click in the legend hides both.
+            traces[view] += [trace | {"legendgroup": str(number), "visible": place == 0} for trace in own]
+    buttons = [
+        {"label": _text(view), "method": "restyle", "args": ["visible", [v == view for v in views for _ in traces[v]]]}
+        for view in views
+    ]
     layout = _axes("step", unit)
     layout["yaxis"]["rangemode"] = "tozero" if unit == "probability" else "normal"
     if len(views) > 1:
         layout["updatemenus"] = [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}]
-    if traces:
-        yield Chart(_title(title), traces, layout)
+    if views:
+        yield Chart(_title(title), [trace for own in traces.values() for trace in own], layout)
+
+
+def _line(name: str, points: Points, number: int, shape: str, ink: bool) -> Trace:
+    shown = thin(points)
+    trace = _trace(name, [step for step, _ in shown], [value for _, value in shown], number)
+    trace["line"]["shape"] = shape
+    if ink:
+        trace["line"]["color"] = trace["marker"]["color"] = INK
+    return trace | {"mode": "lines" if len(shown) > MOST_MARKERS else "lines+markers"}
 
 
 def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | None]]], unit: str) -> Iterator[Chart]:

@@ -172,11 +172,13 @@ def to_csv(comparison: Comparison) -> str:
     import pandas
 
     def harmless(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
         # A spreadsheet would execute it.
-        return f"'{value}" if isinstance(value, str) and len(value) > 1 and value[0] in "=+-@\t\r" else value
+        return printable(f"'{value}" if len(value) > 1 and value[0] in "=+-@\t\r" else value)
 
     rows = [_group(comparison, group) for group in comparison.rows]
-    text: str = pandas.json_normalize(rows).map(harmless).to_csv(index=False)
+    text: str = pandas.json_normalize(rows).map(harmless).rename(columns=printable).to_csv(index=False)
     return text
 
 

@@ -50,7 +50,7 @@ class CRISP(Strategy):
     name: Literal["crisp"] = "crisp"
     encoder: str | None = None
     levels: Annotated[int, Field(ge=1, le=3)] = 1
-    branching: Annotated[int, Field(ge=2)] = 32
+    branching: Annotated[int, Field(ge=2, le=2**16)] = 32
     per: Literal["pool", "dataset"] = "pool"
     texts: Literal["both", "query", "passage"] = "both"
     smoothing: NonNegative = 0.0

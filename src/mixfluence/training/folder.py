@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.display import percent
+from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.files import write_text
@@ -70,7 +69,7 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
     }
     runs.write_record(folder / runs.RECORD_FILE, record)
     if not trainer.args.disable_tqdm:
-        Console().print(_summary(trainer, seconds))
+        SafeConsole().print(_summary(trainer, seconds))
 
 
 def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
         drawn = int(trainer.sampler.rows_drawn[place])
         cells = (f"{size:,}", percent(first[place]), percent(last[name]), f"{drawn:,}", f"{drawn / size:.2f}")
         if place < MOST_SHOWN:
-            table.add_row(Text(name), *cells)
+            table.add_row(Text(printable(name)), *cells)
     if (rest := len(trainer.mixture) - MOST_SHOWN) > 0:
         table.add_row(f"and {rest} more")
     return table

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from datasets import Dataset, DatasetDict
@@ -24,6 +24,7 @@ from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
+from torch.random import fork_rng
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
@@ -137,9 +138,16 @@ class MixtureMixin(BaseTrainer):
             self.resumed = read_state(checkpoint, self.identity())
             with valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
+            # It belongs to step 0 and is in the log of the checkpoint.
+            self.args.eval_on_start = False
         lock = locked(self.own_folder) if self.own_folder and self.is_world_process_zero() else nullcontext()
         with lock, shape_free_attention(), preserve_forward(self.model):
             return super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **options)
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Evaluate; before the first step without advancing the random state, so that it changes no training."""
+        with fork_rng(enabled=self.state.global_step == 0):
+            return cast(dict[str, float], super().evaluate(*args, **options))
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
         """Train on a batch, and tell its loss to a strategy that learns from it."""

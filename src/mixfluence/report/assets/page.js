@@ -8,7 +8,7 @@ function draw(chart) {
   const { data, layout } = JSON.parse(chart.querySelector("script").textContent, coloured);
   const narrow = chart.clientWidth < 560;
   const axis = { gridcolor: css("--rule"), linecolor: css("--dim"), zerolinecolor: css("--rule"), automargin: true };
-  const entries = data.filter((trace) => trace.visible !== false).length;
+  const entries = data.filter((trace) => trace.visible !== false && trace.showlegend !== false).length;
   const below = { orientation: "h", x: 0, y: 0, yanchor: "bottom", yref: "container" };
   layout.template = {
     data: { scatter: [{ mode: "lines+markers", marker: { size: 5 }, line: { width: 1.6 } }] },
