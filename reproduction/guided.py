@@ -1,9 +1,8 @@
 """Samplers that dev sets guide, on English targets and 13 languages: many small runs on one GPU.
 
 `explore` compares settings on dev alone: one half of each dev set guides, the other is scored. `final` reads the test
-sets: all of dev guides, the last step is tested. Every process trains one run after another, so that libraries are
-imported once; results are appended to a file, and runs that are in it are skipped. Seconds and memory of a line are
-those of all its runs: proxies, experts, and the runs of a `merge_of`.
+sets: all of dev guides, the last step is tested. Runs that are in the file of results are skipped. Seconds and memory
+of a line are those of all its runs: proxies, experts, and the runs of a `merge_of`.
 
     python -m reproduction.guided explore DATA --methods fair anchored --seeds 2 --processes 15
     python -m reproduction.guided table
@@ -13,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
-from multiprocessing.queues import Queue
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +26,7 @@ from reproduction.english.study import JOINT, SINGLE
 from reproduction.english.table import interval
 from reproduction.package import merge_and_score, peak_memory, score_model, train_recipe
 from reproduction.schema import FOLDER
+from reproduction.workers import Job, read_lines, run_jobs
 
 RESULTS = FOLDER / "guided" / "runs.jsonl"
 # Targets and pool: the targets' own training sets are in it or out of it; 13 languages start uniformly or from the
@@ -63,11 +61,10 @@ EARLIER = {
 }
 
 # Parts of a run's seconds that depend on the sampler; "stages" are proxies and experts.
-COST = ("train", "probe", "stages", "cluster")
+COST = ("train", "probe", "stages", "cluster", "select")
 # A merge of finished runs, in place of a sampler.
 MERGE_OF = "merge_of"
-
-Job = dict[str, Any]
+IDENTITY = ("stage", "method", "setting", "seed")
 
 
 def main() -> None:
@@ -87,14 +84,21 @@ def main() -> None:
     if options.stage == "table":
         print("\n".join(tables([*earlier_lines(), *read_lines(options.out)])))
         return
-    done = {key_of(line) for line in [*earlier_lines(), *read_lines(options.out)]}
+    done = {key_of(line) for line in earlier_lines()}
     jobs = [
         {"stage": options.stage, "method": method, "setting": setting, "seed": seed, "strategy": methods[method]}
         for seed in range(options.seeds)
         for method in options.methods
         for setting in settings_of(methods[method], options.settings)
     ]
-    run([job for job in jobs if key_of(job) not in done], options)
+    run_jobs(
+        [job for job in jobs if key_of(job) not in done],
+        partial(perform, options),
+        identity=IDENTITY,
+        out=options.out,
+        scratch=options.scratch,
+        processes=options.processes,
+    )
 
 
 def settings_of(strategy: Job, settings: list[str]) -> list[str]:
@@ -111,11 +115,7 @@ def settings_of(strategy: Job, settings: list[str]) -> list[str]:
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
-    return job["stage"], job["method"], job["setting"], job["seed"]
-
-
-def read_lines(path: Path) -> list[Job]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return tuple(job[name] for name in IDENTITY)
 
 
 def earlier_lines() -> list[Job]:
@@ -132,35 +132,9 @@ def earlier_lines() -> list[Job]:
     return found
 
 
-def run(jobs: list[Job], options: argparse.Namespace) -> None:
-    """Run jobs in some processes and append a line for each that succeeds."""
-    context = multiprocessing.get_context("spawn")
-    waiting, finished = context.Queue(), context.Queue()
-    for job in [*jobs, *[None] * options.processes]:
-        waiting.put(job)
-    workers = [
-        context.Process(target=work, args=(number, waiting, finished, options)) for number in range(options.processes)
-    ]
-    for worker in workers:
-        worker.start()
-    for _ in jobs:
-        line = finished.get()
-        print(*key_of(line), line.get("error") or f"{100 * fmean(line['scores'].values()):.1f}", flush=True)
-        if "error" not in line:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-
-
-def work(number: int, waiting: Queue[Job | None], finished: Queue[Job], options: argparse.Namespace) -> None:
-    """Run jobs until there are none."""
-    folder = options.scratch / str(number)
-    while (job := waiting.get()) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            finished.put({**job, **result_of_job(job, folder, options), "memory": peak_memory()})
-        except Exception as error:
-            finished.put({**job, "error": f"{type(error).__name__}: {error}"})
-        shutil.rmtree(folder, ignore_errors=True)
+def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:
+    """Run a job and return its results."""
+    return {**result_of_job(job, folder, options), "memory": peak_memory()}
 
 
 def result_of_job(job: Job, folder: Path, options: argparse.Namespace) -> Job:
@@ -213,7 +187,7 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
 
 
 def result_of(folder: Path) -> Job:
-    """Return the scores of a run, on test or on the dev halves that did not guide, its weights and its seconds."""
+    """Return what a line keeps of a run; scores are of test, or of the dev halves that did not guide."""
     from mixfluence.runs import read_run
 
     found = read_run(folder)
@@ -272,9 +246,11 @@ def summary(lines: list[Job]) -> Iterator[str]:
     yield "|---" * (len(GROUPS) + 2) + "|"
     for method, own in cells.items():
         shown = [group_mean(own, settings) for settings in GROUPS.values()]
-        shared = sorted(own.keys() & cells[DEFAULT].keys())
+        shared = own.keys() & cells.get(DEFAULT, {}).keys()
         ahead = [cells[DEFAULT][cell] - own[cell] for cell in shared]
-        test = f"{fmean(ahead):+.1f} (p = {ttest_1samp(ahead, 0).pvalue:.1g}, {len(ahead)})" if len(ahead) > 2 and any(ahead) else ""
+        test = ""
+        if len(ahead) > 2 and any(ahead):
+            test = f"{fmean(ahead):+.1f} (p = {ttest_1samp(ahead, 0).pvalue:.1g}, {len(ahead)})"
         yield f"| {method} | {' | '.join(shown)} | {test} |"
 
 

@@ -1,15 +1,20 @@
-"""Prints the tables of the study of raw starts, from its results in `raw-start/`.
+"""Starts that were never trained for retrieval: runs the grid `raw-start/grid.yaml` and prints tables.
 
 `raw-start/runs.jsonl` has a line for each run. `raw-start/queries.npz` has the NDCG@10 of each query, in the order of
-query ids, by `ROW/SEED/TARGET`. `raw-start/study.yaml` repeats the runs; see `twins/raw-start-joint.md`.
+query ids, by `ROW/SEED/TARGET`. `raw-start/study.yaml` repeats the first runs; see `twins/raw-start-joint.md`.
 
-    python -m reproduction.raw_start
+    python -m reproduction.raw_start                                        # the tables of twins/raw-start-joint.md
+    python -m reproduction.raw_start rates DATA --settings languages --seeds 1 --processes 7
+    python -m reproduction.raw_start final DATA --settings joint --processes 8 --out runs/raw/runs.jsonl
+    python -m reproduction.raw_start table --out runs/raw/runs.jsonl        # of these runs
+    python -m reproduction.raw_start collect --out runs/raw/runs.jsonl      # adds joint runs to raw-start/
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -18,10 +23,11 @@ from scipy.stats import t
 
 from mixfluence.runs import Score
 from reproduction.package import average_difference, bootstrap_interval, holm, t_test
-from reproduction.schema import FOLDER
+from reproduction.raw_runs import RESULTS, collect, jobs_of, queries_of, run
 from reproduction.tables import Table, bold, points
+from reproduction.workers import Job as Line
+from reproduction.workers import read_lines
 
-RESULTS = FOLDER / "raw-start"
 TARGETS = ("insuranceqa", "covidqa", "openbookqa", "obliqa", "selqa")
 REFERENCES = ("bm25", "released", "zero-shot")
 # Static rows, which every other row is compared with.
@@ -32,20 +38,14 @@ CONTROLS = (
     "static temperature 5",
     "static uniform longer",
 )
-STEPS = 1_500
 
-Line = dict[str, Any]
+JOB_KEYS = ("setting", "row")
 Rows = Mapping[str, Sequence[Line]]
-
-
-def read_lines() -> list[Line]:
-    """Return the lines of all runs."""
-    return [json.loads(line) for line in (RESULTS / "runs.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def tables(controls: Sequence[str] | None = None) -> list[Table]:
     """Return all tables, or those of some controls."""
-    lines = read_lines()
+    lines = read_lines(RESULTS / "runs.jsonl")
     rows: dict[str, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line["seed"]):
         if line["stage"] == "final":
@@ -64,6 +64,29 @@ def tables(controls: Sequence[str] | None = None) -> list[Table]:
     ]
 
 
+def grid_tables(out: Path) -> Iterator[Table]:
+    """Yield tables of a file of results: scores on dev of each learning rate, and for each setting what was tested."""
+    lines = sorted(read_lines(out), key=lambda line: line["seed"])
+    for setting in dict.fromkeys(line["setting"] for line in lines):
+        own = [line for line in lines if line["setting"] == setting]
+        rates = [line for line in own if line["stage"] == "rates"]
+        if rates:
+            scores = [f"{100 * line['dev_halves']['eval_ndcg@10']:.1f}" for line in rates]
+            title = f"{setting}: NDCG@10 × 100 on dev halves, uniform sampling"
+            yield Table(title, {"row": [line["row"] for line in rates], "mean": scores})
+        rows: dict[str, list[Line]] = {}
+        queries: dict[str, Any] = {}
+        for line in (line for line in own if line["stage"] == "final"):
+            rows.setdefault(line["row"], []).append(line)
+            with np.load(queries_of(line, out)) as file:
+                names = {name: f"{line['row']}/{line['seed']}/{name}" for name in file}
+                queries |= {names[name]: scores.astype(np.float64) for name, scores in file.items()}
+        if rows:
+            found = [_scores(rows), _costs(rows)]
+            found += [_paired(rows, control, queries) for control in CONTROLS if control in rows]
+            yield from (Table(f"{setting}: {table.title}", table.columns) for table in found)
+
+
 def _rates(lines: Sequence[Line]) -> Table:
     lines = sorted(lines, key=lambda line: line["learning_rate"])
     keys = {name: f"eval_{name}_ndcg@10" for name in TARGETS} | {"mean": "eval_ndcg@10"}
@@ -73,18 +96,19 @@ def _rates(lines: Sequence[Line]) -> Table:
 
 
 def _average(line: Line) -> float:
-    return 100 * fmean(line["test"][name] for name in TARGETS)
+    return 100 * fmean(line["test"].values())
 
 
 def _scores(rows: Rows) -> Table:
     averages = {row: Score(tuple(map(_average, lines))) for row, lines in rows.items()}
     best = max(score.mean for row, score in averages.items() if row not in REFERENCES)
+    targets = list(next(iter(rows.values()))[0]["test"])
     columns = {
         "row": list(rows),
         "runs": [str(len(lines)) for lines in rows.values()],
         "average": [bold(points(score)) if score.mean == best else points(score) for score in averages.values()],
     }
-    for name in TARGETS:
+    for name in targets:
         scores = [Score(tuple(100 * line["test"][name] for line in lines)) for lines in rows.values()]
         columns[name] = list(map(points, scores))
     return Table("NDCG@10 × 100 on test, mean ± standard deviation over seeds", columns)
@@ -94,6 +118,7 @@ def _paired(rows: Rows, control: str, queries: Mapping[str, Any]) -> Table:
     """Return the differences from a control: queries are paired, scores are means over the seeds of both rows."""
     others = [row for row in rows if row != control]
     theirs = {line["seed"]: _average(line) for line in rows[control]}
+    targets = list(rows[control][0]["test"])
     columns: dict[str, list[str]] = {"row": others}
     p_values = []
     for row in others:
@@ -102,7 +127,7 @@ def _paired(rows: Rows, control: str, queries: Mapping[str, Any]) -> Table:
         sets = [
             np.mean([queries[f"{row}/{seed}/{name}"] for seed in seeds], axis=0)
             - np.mean([queries[f"{control}/{seed}/{name}"] for seed in seeds], axis=0)
-            for name in TARGETS
+            for name in targets
         ]
         mean, low, high = (100 * value for value in (average_difference(sets), *bootstrap_interval(sets)))
         p_values.append(t_test(sets))
@@ -115,7 +140,7 @@ def _paired(rows: Rows, control: str, queries: Mapping[str, Any]) -> Table:
             "seeds ahead": f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}",
         }
         cells |= {
-            name: f"{100 * own.mean():+.1f}{_stars(t_test([own]))}" for name, own in zip(TARGETS, sets, strict=True)
+            name: f"{100 * own.mean():+.1f}{_stars(t_test([own]))}" for name, own in zip(targets, sets, strict=True)
         }
         for head, cell in cells.items():
             columns.setdefault(head, []).append(cell)
@@ -138,13 +163,16 @@ def _stars(p: float) -> str:
 def _costs(rows: Rows) -> Table:
     """Return seconds, and the cost in static runs: ratios within a run, because the runs shared a GPU."""
     parts = {"training, s": "train", "probing, s": "probe", "clustering, s": "cluster"}
+    if any("stages" in line["seconds"] for lines in rows.values() for line in lines):
+        parts["proxies, s"] = "stages"
+    steps = min(lines[0]["steps"] for lines in rows.values())
     columns = {"row": list(rows)}
     for head, part in parts.items():
         columns[head] = [f"{fmean(_seconds(line, part) for line in lines):.0f}" for lines in rows.values()]
     columns["static runs"] = [
-        f"{fmean(_ratio(line) for line in lines) * lines[0]['steps'] / STEPS:.2f}" for lines in rows.values()
+        f"{fmean(_ratio(line) for line in lines) * lines[0]['steps'] / steps:.2f}" for lines in rows.values()
     ]
-    return Table(f"Cost in static runs of {STEPS:,} steps", columns)
+    return Table(f"Cost in static runs of {steps:,} steps", columns)
 
 
 def _seconds(line: Line, part: str) -> float:
@@ -152,7 +180,7 @@ def _seconds(line: Line, part: str) -> float:
 
 
 def _ratio(line: Line) -> float:
-    return sum(_seconds(line, part) for part in ("train", "probe", "cluster")) / _seconds(line, "train")
+    return sum(_seconds(line, part) for part in ("train", "probe", "cluster", "stages")) / _seconds(line, "train")
 
 
 def _mixtures(title: str, rows: Rows, mixture: Callable[[Line], Mapping[str, float]]) -> Table:
@@ -180,8 +208,27 @@ def _small_dev(rows: Rows) -> Table:
 
 
 def main() -> None:
-    for table in tables():
-        print(table.to_markdown())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", nargs="?", default="page", choices=["page", "rates", "final", "table", "collect"])
+    parser.add_argument("data", nargs="?", type=Path, help="folder with english/NAME and multilingual/NAME")
+    known = {key: sorted({job[key] for stage in ("rates", "final") for job in jobs_of(stage, 1)}) for key in JOB_KEYS}
+    for key, values in known.items():
+        parser.add_argument(f"--{key}s", nargs="*", choices=values, metavar="NAME", help=", ".join(values))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to every recipe")
+    parser.add_argument("--scratch", type=Path, default=Path("runs/raw/scratch"))
+    parser.add_argument("--out", type=Path, default=Path("runs/raw/runs.jsonl"))
+    options = parser.parse_args()
+    if options.stage in {"rates", "final"}:
+        if options.data is None:
+            parser.error("the folder of the data is missing")
+        run(options)
+    elif options.stage == "collect":
+        collect(options.out)
+    else:
+        for table in tables() if options.stage == "page" else grid_tables(options.out):
+            print(table.to_markdown())
 
 
 if __name__ == "__main__":

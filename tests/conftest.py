@@ -12,16 +12,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
+
+# The process that only hands tests to the workers reads this file too, and should not wait for the libraries.
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 WORDS = [f"w{number}" for number in range(200)]
 
@@ -44,6 +44,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(scope="session")
 def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer BERT with random weights and a vocabulary of the words w0 .. w199, as files."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
     folder = tmp_path_factory.mktemp("tiny-bert")
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
@@ -64,6 +67,9 @@ def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_bert(tiny_bert_folder: Path) -> SentenceTransformer:
     """A fresh transformer encoder with dropout, mean pooling and lengths 8 and 16."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
     transformer = Transformer(str(tiny_bert_folder), query_length=8, document_length=16)
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     return SentenceTransformer(modules=[transformer, pooling], device="cpu")
@@ -72,6 +78,10 @@ def tiny_bert(tiny_bert_folder: Path) -> SentenceTransformer:
 @pytest.fixture
 def make_static() -> Callable[[], SentenceTransformer]:
     """Builds equal static encoders over the words w0 .. w199."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
     def make() -> SentenceTransformer:
         tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", *WORDS])}, "[UNK]"))

@@ -2,6 +2,7 @@
 
 - A merge is the weighted sum of all parameters; a weight of one gives exactly that model.
 - Two linear models whose best combination is known: the search finds it by real NDCG@10.
+- Vectors of a static model, which is linear, are those of the merged model; nothing is encoded twice.
 - An interrupted search repeats no evaluation and ends where the uninterrupted one does.
 - A recipe trains experts, merges them and records what both cost; interrupted in any stage it ends bitwise alike.
 - `mixfluence merge` merges finished runs, with a share of the start, and its folder can be compared with runs.
@@ -27,7 +28,8 @@ from mixfluence import experiment
 from mixfluence.cli import app
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merged_mixture
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, merged_mixture
+from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.compare import compare
@@ -82,9 +84,9 @@ def test_a_merge_is_the_weighted_sum(make_static: Make, tmp_path: Path) -> None:
 
 def test_the_best_combination_of_two_linear_models_is_found(make_static: Make, tmp_path: Path) -> None:
     start, folders = linear_models(make_static, tmp_path)
-    scorer = DevScorer(start, [task()], 8).scores
+    scorer = merge_scorer(Merger(start, folders), DevScorer(start, [task()], 8))
     mixtures = {"one": {"a": 1.0, "b": 0.0}, "two": {"a": 0.0, "b": 1.0}}
-    search = MergeSearch(Merger(start, folders), mixtures, scorer, tmp_path / "trace.jsonl", {"a": {}, "b": {}})
+    search = MergeSearch(mixtures, scorer, tmp_path / "trace.jsonl", {"a": {}, "b": {}})
     found = search.run(Merge().merge_weights)
     assert found.score == 1.0
     assert 1.5 < found.weights["one"] / found.weights["two"] < 2.0
@@ -97,23 +99,39 @@ def test_the_best_combination_of_two_linear_models_is_found(make_static: Make, t
     assert len(tried) == found.evaluations <= 100
 
 
+@pytest.mark.parametrize("weights", [[0.2, 0.5, 0.3], [0.0, 1.0, 0.0], [0.5, 0.25, 0.25]])
+def test_vectors_of_a_static_model_are_added_instead_of_encoded_again(
+    weights: list[float], make_static: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, folders = linear_models(make_static, tmp_path)
+    merger, scorer = Merger(start, folders), DevScorer(start, [task()], 8)
+    added = merge_scorer(merger, scorer)
+    merger.merge(weights)
+    vectors, scores = scorer.encode(), scorer.scores()
+    monkeypatch.setattr(scorer, "encode", None)
+    assert added(np.array(weights)) == scores
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(scorer, "score", given.extend)
+    added(np.array(weights))
+    assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(given, vectors, strict=True))
+
+
 def test_an_interrupted_search_repeats_no_evaluation(make_static: Make, tmp_path: Path) -> None:
     measured: list[int] = []
 
-    def measure(scorer: DevScorer, stop: int) -> dict[str, float]:
+    def measure(scores: Callable[[Vector], dict[str, float]], stop: int, weights: Vector) -> dict[str, float]:
         if len(measured) == stop:
             raise KeyboardInterrupt
         measured.append(1)
-        return scorer.scores()
+        return scores(weights)
 
     def search(name: str, stop: int = 10**9) -> Merged:
         folder = tmp_path / name
         start, folders = linear_models(make_static, folder)
-        own = partial(measure, DevScorer(start, [task()], 8), stop)
+        scores = merge_scorer(Merger(start, folders), DevScorer(start, [task()], 8))
+        own = partial(measure, scores, stop)
         mixtures = {"one": {"a": 1.0}, "two": {"a": 1.0}}
-        return MergeSearch(Merger(start, folders), mixtures, own, folder / "trace.jsonl", {"a": {}}).run(
-            Merge(evaluations=30).merge_weights
-        )
+        return MergeSearch(mixtures, own, folder / "trace.jsonl", {"a": {}}).run(Merge(evaluations=30).merge_weights)
 
     whole = search("whole")
     count, measured[:] = len(measured), []

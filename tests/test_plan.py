@@ -344,15 +344,15 @@ def test_a_taken_output_is_a_warning(tmp_path: Path) -> None:
 def test_clusters_have_no_share_of_a_dataset(tmp_path: Path) -> None:
     plan = planned(tmp_path, "strategy=crisp")
     assert [(dataset.share, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
-    assert "by clusters" in shown(plan)
-    assert plan.encoding == "encodes 2,152 rows with nowhere/model before training"
+    assert "from encodings" in shown(plan)
+    assert plan.encodings["encoding"][1] == "encodes 2,152 rows with nowhere/model before training"
 
 
 @pytest.mark.slow
 def test_a_plan_times_the_encoding_before_training(recipe_path: Path) -> None:
     plan = plan_run(load_recipe(recipe_path, ["strategy={name: crisp, encoder: wordllama}"]))
-    assert plan.encoding is not None
-    assert re.match(r"encodes 1\d\d rows with wordllama before training: about [\d.]+ m?s", plan.encoding)
+    (_, encoding) = plan.encodings["encoding"]
+    assert re.match(r"encodes 1\d\d rows with wordllama before training: about [\d.]+ m?s", encoding)
 
 
 def test_what_the_run_would_refuse_is_refused(tmp_path: Path) -> None:

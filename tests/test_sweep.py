@@ -22,11 +22,21 @@ from mixfluence.cli.sweep import parse_axis
 from mixfluence.errors import RecipeError
 from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, TRACE_FILE, read_trace
+from mixfluence.runs import (
+    CHECKPOINTS_FOLDER,
+    MODEL_FOLDER,
+    RECIPE_FILE,
+    RECORD_FILE,
+    TRACE_FILE,
+    list_checkpoints,
+    read_trace,
+    step_of,
+)
 from mixfluence.strategies import InfDDS
 from mixfluence.sweep import LOG_FILE, Job, State, build_jobs, run_jobs
 from mixfluence.sweep import _cause as cause
-from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
+from mixfluence.training.checkpoints import damage
+from tests.forked import forked_jobs
 from tests.test_cli import mixfluence_here
 from tests.test_experiment import write_domain
 
@@ -155,7 +165,9 @@ def test_a_sweep_runs_reports_failures_and_compares(recipe: str, tiny_bert_folde
     assert "in 4 runs" in planned.stdout
     assert not (tmp_path / "out").exists()
 
-    first = sweep("uniform", f"{model},nowhere", "--processes", "2")
+    # Later runs are in processes that are started as a user's are.
+    with forked_jobs():
+        first = sweep("uniform", f"{model},nowhere", "--processes", "2")
     assert first.returncode == 1
     assert first.stderr.count("failed: encoder 'nowhere'") == 1
     assert "Static" in first.stdout

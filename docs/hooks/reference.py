@@ -33,6 +33,7 @@ GROUPS = (
     ("Training", ("MixtureTrainer", *OTHER_TRAINERS, "info_nce", "group_losses", "load_encoder", "Mixture")),
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
+    ("Clusters of datasets", ("Arms", "cut_into_arms")),
     ("Update rules", ("Anchored", "PolicyGradient")),
     ("Measuring influence", ("Probe", "Reptile", "Alignment", "Metric")),
 )

@@ -1,4 +1,5 @@
 from .clustering import partition as partition
+from .clustering.arms import cut_into_arms as cut_into_arms
 from .clustering.similar import similar_shares as similar_shares
 from .data.mixture import Mixture as Mixture
 from .encoders import load_encoder as load_encoder
@@ -14,6 +15,7 @@ from .influence import info_nce_metric as info_nce_metric
 from .influence import soft_ndcg_metric as soft_ndcg_metric
 from .policy import UNIFORM as UNIFORM
 from .policy import Anchored as Anchored
+from .policy import Arms as Arms
 from .policy import Fair as Fair
 from .policy import PolicyGradient as PolicyGradient
 from .policy import Similar as Similar

@@ -19,6 +19,7 @@ from sentence_transformers.base.training_args import BaseTrainingArguments
 from sentence_transformers.util import get_device_name
 from torch import distributed, nn
 from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer, TrainerCallback
+from transformers.integrations import get_available_reporting_integrations
 
 from mixfluence.data.reading import Data
 from mixfluence.encoders import load_encoder
@@ -38,6 +39,8 @@ LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOST_AFTER_SECONDS = 1_800
 # Most steps that a long run may lose if its recipe does not mention checkpoints.
 SAVE_EVERY = 500
+# Experiment trackers that write to this machine, and need no account.
+LOCAL_TRACKERS = ("mlflow", "tensorboard", "trackio")
 
 
 def stage_folder(output: Path, stage: str) -> Path:
@@ -221,8 +224,14 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
         "greater_is_better": True if selection else None,
         "prompts": prompts,
         "disable_tqdm": False,
-        "report_to": [],
+        "report_to": _trackers(),
     }
+
+
+def _trackers() -> list[str]:
+    """Return the installed experiment trackers that can be used without a question."""
+    wanted = {*LOCAL_TRACKERS, *(["wandb"] if os.environ.get("WANDB_API_KEY") else [])}
+    return sorted(wanted & set(get_available_reporting_integrations()))
 
 
 def _trainer_args(recipe: Recipe) -> dict[str, Any]:

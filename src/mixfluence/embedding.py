@@ -49,14 +49,14 @@ class TextEncoder:
         self.side = side
 
     @torch.inference_mode()
-    def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False) -> Tensor:
-        """Return unit vectors on the model's device, of texts that were tokenised for its `side`."""
+    def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False, unit: bool = True) -> Tensor:
+        """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`."""
         found, order = [], []
         for places, output in self.outputs(texts, batch_size=batch_size, show_progress=show_progress):
             embeddings = output["sentence_embedding"]
             if self._model.truncate_dim is not None:
                 embeddings = truncate_embeddings(embeddings, self._model.truncate_dim)
-            found.append(F.normalize(embeddings, dim=-1))
+            found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
             order.append(torch.from_numpy(places))
         joined = torch.cat(found)
         return torch.empty_like(joined).index_copy_(0, torch.cat(order).to(joined.device), joined)

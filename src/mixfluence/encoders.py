@@ -19,14 +19,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from mixfluence.adapters import add_lora, has_adapter
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
 
-# transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
-# Mismatched shapes are ignored here because `_refuse_random` names the tensors.
 logger = logging.getLogger(__name__)
 
 Kind = Literal["dense", "sparse", "multi-vector", "reranker"]
@@ -37,14 +36,24 @@ KINDS: dict[Kind, type[BaseModel]] = {
     "reranker": CrossEncoder,
 }
 
+# transformers would keep the precision of the checkpoint, and training in half precision loses small updates.
+# Mismatched shapes are ignored here because `_refuse_random` names the tensors.
 WEIGHTS = {"use_safetensors": True, "dtype": "float32", "ignore_mismatched_sizes": True}
+# The switch of architectures that can attend in both directions although they are decoders, such as Gemma 3.
+BIDIRECTIONAL = "use_bidirectional_attention"
+POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+# A text beside a longer one is padded. Positions that count padding change its vector by far more than rounding.
+PADDED = ["a text", "another text, which has more words than the first"]
+PADDING_TOLERANCE = 1e-3
 
 
 def load_encoder(
     name: str,
     *,
     kind: Kind = "dense",
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Literal["cls", "mean", "last"] | None = None,
+    padding: Literal["left", "right"] | None = None,
+    bidirectional: bool | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
     revision: str | None = None,
@@ -64,7 +73,11 @@ def load_encoder(
         kind: The kind of model. A checkpoint of a plain transformer gets the layers that it lacks with random weights,
             always the same: a projection to 128 dimensions for `multi-vector`, a head with one output for `reranker`;
             for `sparse` it should have the head of a masked language model.
-        pooling: How token vectors are pooled; `None` keeps the setting of the model, also of lengths.
+        pooling: How token vectors are pooled; `None` keeps the setting of the model, here and below. `"last"` is
+            for decoders: the vector of the end token, which is appended if the tokenizer does not do so itself.
+            This and the next two are for dense encoders.
+        padding: The side on which shorter texts are padded.
+        bidirectional: Whether the tokens of a decoder see later ones, for architectures with such a switch (Gemma 3).
         query_length: Maximum tokens of a query.
         passage_length: Maximum tokens of a passage; of a reranker, of query and passage together.
         revision: Branch, tag or commit of a hub id.
@@ -72,6 +85,8 @@ def load_encoder(
         lora: Train a LoRA adapter alone: the keys of `model.lora` in recipes.
         device: Device of the model; `None` uses an accelerator if there is one.
     """
+    if kind != "dense" and (pooling, padding, bidirectional) != (None, None, None):
+        raise RecipeError(f"encoder '{name}': pooling, padding and bidirectional are for dense encoders, found {kind}")
     packaged = name in {"wordllama", "minilm"}
     if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
@@ -79,16 +94,16 @@ def load_encoder(
         model = _load_packaged(name, kind, device)
     else:
         options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
-        try:
-            model = _load(kind, name, **options)
-        except Exception as error:  # libraries, network and file parsers each raise their own types
-            place = "neither as a folder nor as a hub id"
-            raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
-        _refuse_unusable(model, name)
+        if bidirectional is not None:
+            options["config_kwargs"] = {BIDIRECTIONAL: bidirectional}
         # A new head of a sparse model is not part of its adapter, so that a resumed run would not have it.
-        _refuse_random(model, name, revision, new_head=kind != "dense" and not (kind == "sparse" and lora))
+        model = _load_checkpoint(name, kind, options, new_head=kind != "dense" and not (kind == "sparse" and lora))
+    if bidirectional is not None:
+        _refuse_without_switch(model, name)
     if pooling is not None:
         _set_pooling(model, name, pooling)
+    if padding is not None:
+        _set_padding(model, name, padding)
     if query_length is not None or passage_length is not None:
         _set_lengths(model, name, query_length, passage_length)
     if lora is not None:
@@ -99,6 +114,11 @@ def load_encoder(
 def kind_of(model: BaseModel) -> Kind:
     """Return the kind of a model."""
     return next(kind for kind, own in KINDS.items() if isinstance(model, own))
+
+
+def is_static(model: BaseModel) -> bool:
+    """Return whether an encoder is a table of word vectors, which trains with a larger learning rate."""
+    return isinstance(model[0], StaticEmbedding)
 
 
 def _load(kind: Kind, name: str, device: str | None = None, **options: Any) -> BaseModel:
@@ -139,9 +159,30 @@ def _load_packaged(name: str, kind: Kind, device: str | None) -> BaseModel:
     return model
 
 
+def _load_checkpoint(name: str, kind: Kind, options: dict[str, Any], *, new_head: bool) -> BaseModel:
+    try:
+        model = _load(kind, name, **options)
+    except Exception as error:  # libraries, network and file parsers each raise their own types
+        place = "neither as a folder nor as a hub id"
+        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
+    modules = load_file_path(name, "modules.json", revision=options["revision"])
+    if modules is None:
+        _read_plain_text(model)
+    _refuse_unusable(model, name)
+    _refuse_random(model, name, options["revision"], modules, new_head=new_head)
+    return model
+
+
 def _one_line(error: Exception) -> str:
     text = shorten(str(error), 300, placeholder=" ...")
     return text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
+
+
+def _read_plain_text(model: BaseModel) -> None:
+    """Make a plain transformer read texts as they are: by default its chat template would surround each of them."""
+    transformer = model[0]
+    if isinstance(transformer, Transformer) and transformer.modality_config.pop("message", None):
+        transformer.input_formatter.supported_modalities = list(transformer.modality_config)
 
 
 def _refuse_unusable(model: BaseModel, name: str) -> None:
@@ -161,7 +202,7 @@ def _refuse_unusable(model: BaseModel, name: str) -> None:
         raise RecipeError(f"encoder '{name}' cannot encode a text: {_one_line(error)}") from error
 
 
-def _refuse_random(model: BaseModel, name: str, revision: str | None, *, new_head: bool) -> None:
+def _refuse_random(model: BaseModel, name: str, revision: str | None, modules: str | None, *, new_head: bool) -> None:
     """Refuse weights that lack a tensor in use, which transformers would initialise at random.
 
     With `new_head` that is a warning for the head, which sparse models and rerankers add to a plain transformer.
@@ -169,7 +210,6 @@ def _refuse_random(model: BaseModel, name: str, revision: str | None, *, new_hea
     if not isinstance(model[0], Transformer) or has_adapter(model):
         return
     inner = model[0].model
-    modules = load_file_path(name, "modules.json", revision=revision)
     folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
     # Loaded once more without data, because sentence-transformers does not report missing tensors.
     options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
@@ -186,12 +226,54 @@ def _refuse_random(model: BaseModel, name: str, revision: str | None, *, new_hea
         raise DataError(f"{place}: holds no tensor of the right shape for {shorten(', '.join(random), 300)}")
 
 
+def _refuse_without_switch(model: BaseModel, name: str) -> None:
+    config = model[0].config if isinstance(model[0], Transformer) else None
+    if not hasattr(config, BIDIRECTIONAL):
+        kind = getattr(config, "model_type", type(model[0]).__name__)
+        raise RecipeError(
+            f"encoder '{name}': models of the type {kind} have no switch for bidirectional attention: "
+            "leave bidirectional out"
+        )
+
+
 def _set_pooling(model: BaseModel, name: str, mode: str) -> None:
     for position, module in enumerate(model):
         if isinstance(module, Pooling):
-            model[position] = Pooling(module.embedding_dimension, mode, module.include_prompt)
+            if mode == "last":
+                _append_end(model, name)
+            model[position] = Pooling(module.embedding_dimension, POOLING[mode], module.include_prompt)
             return
     raise RecipeError(f"encoder '{name}' has no pooling module: leave pooling out")
+
+
+def _append_end(model: BaseModel, name: str) -> None:
+    """Make the tokenizer end every text with its end token; what it puts in front of a text is kept."""
+    tokenizer: Any = model.tokenizer
+    end = tokenizer.eos_token or tokenizer.sep_token
+    if end is None:
+        raise RecipeError(f"encoder '{name}': pooling 'last' needs an end token, and the tokenizer has none")
+    found = tokenizer("a", return_special_tokens_mask=True)
+    tokens, added = tokenizer.convert_ids_to_tokens(found["input_ids"]), found["special_tokens_mask"]
+    if tokens[-1] == end:
+        return
+    text = slice(added.index(0), len(added) - added[::-1].index(0))
+    template = [*tokens[: text.start], "$A", *tokens[text.stop :], end]
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in {*template} - {"$A"}]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
+    # Else a tokenizer that was saved with these settings builds its template from them when it is loaded.
+    for setting in ("add_bos_token", "add_eos_token"):
+        tokenizer.init_kwargs.pop(setting, None)
+
+
+def _set_padding(model: BaseModel, name: str, side: str) -> None:
+    if not isinstance(model[0], Transformer):
+        raise RecipeError(f"encoder '{name}' does not pad texts: leave padding out")
+    model.tokenizer.padding_side = side
+    model.tokenizer.init_kwargs["padding_side"] = side  # what is saved with the model
+    with preserve_modes(model):
+        alone, padded = (model.encode(texts, show_progress_bar=False)[0] for texts in (PADDED[:1], PADDED))
+    if 1 - float(alone @ padded) / math.sqrt(float(alone @ alone) * float(padded @ padded)) > PADDING_TOLERANCE:
+        raise RecipeError(f"encoder '{name}' counts padding as positions: padding must be on the other side")
 
 
 def _set_lengths(model: BaseModel, name: str, query: int | None, passage: int | None) -> None:

@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
+from mixfluence.clustering.arms import read_arms, write_arms
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
@@ -30,11 +31,12 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, reuse_stage
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.rehearsal import rehearse_tests
+from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult, Strategy
 from mixfluence.testing import score_run
 from mixfluence.training.callback import probing_cost
@@ -44,7 +46,6 @@ from mixfluence.training.checkpoints import (
     hash_parameters,
     measure,
     measure_files,
-    step_of,
     writing,
 )
 from mixfluence.training.folder import record_facts, test_facts
@@ -94,9 +95,10 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
+    data, selected = _select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
     strategy = _find_start(recipe, data, watch, resume=resume)
-    pool, dataset_shares = _divide(recipe, data, watch)
+    pool, dataset_shares = _divide(recipe, data, watch, resume=resume)
     *searches, final = strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
@@ -124,8 +126,27 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    _write_record(recipe, data, trained, records, inputs, seconds, scores, notes)
+    facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
+    _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
+
+
+def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+    """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
+    if recipe.select is None:
+        return data, {}
+    sources = {**recipe.dev, **recipe.train}
+    with watch("select"), PartialState().main_process_first():
+        train, selected = select_rows(
+            data.train,
+            data.dev,
+            build_model(recipe.model),
+            keep=recipe.select.keep,
+            batch_size=recipe.training.batch_size,
+            seed=recipe.seed,
+            prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
+        )
+    return replace(data, train=train), selected
 
 
 def _find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool) -> Strategy:
@@ -149,16 +170,21 @@ def _find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bo
 
 
 def _divide(
-    recipe: Recipe, data: Data, watch: runs.Stopwatch
+    recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool
 ) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
     """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
     strategy = recipe.strategy
     if not strategy.clusters:
         return data, dict
-    processes = PartialState()
+    processes, stored = PartialState(), recipe.output / runs.ARMS_FILE
     with watch("cluster"), processes.main_process_first():
-        least_rows = recipe.training.batch_size * processes.num_processes
-        found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+        if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
+            found = read_arms(data.train, stored)
+        else:
+            least_rows = recipe.training.batch_size * processes.num_processes
+            found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+            if found.numbers is not None and processes.is_main_process:
+                write_arms(stored, found.numbers)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.
     sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
     return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
@@ -185,11 +211,7 @@ def _train(
 ) -> Trained:
     """Train a stage to its end and save its model."""
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
-    trainer = build_trainer(recipe, stage, data, callbacks)
-    _check_inputs(recipe, trainer, data, inputs)
-    with watch("tokenise"):
-        _ = trainer.tokenised
-    _write_inputs(recipe, stage, trainer, data, inputs)
+    trainer = _prepare(recipe, stage, data, inputs, callbacks, watch)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
     probing = probing_cost(folder / runs.TRACE_FILE)
@@ -202,7 +224,7 @@ def _train(
         )
     _save_model(recipe, trainer, folder)
     best = trainer.state.best_model_checkpoint
-    return Trained(trainer, watch.seconds, probing, step_of(best) if best else trainer.state.global_step)
+    return Trained(trainer, watch.seconds, probing, runs.step_of(best) if best else trainer.state.global_step)
 
 
 def _merge(
@@ -210,16 +232,13 @@ def _merge(
 ) -> Trained:
     """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
     folder, watch = recipe.output, runs.Stopwatch()
-    trainer = build_trainer(recipe, stage, data, [])
-    _check_inputs(recipe, trainer, data, inputs)
-    with watch("tokenise"):
-        _ = trainer.tokenised
-    _write_inputs(recipe, stage, trainer, data, inputs)
+    trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
     merged: list[Any] = [None]
     if trainer.is_world_process_zero():
         scorer = DevScorer(trainer.model, data.samples, recipe.evaluation.batch_size)
-        search = MergeSearch(merger, found, scorer.scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
+        scores = merge_scorer(merger, scorer)
+        search = MergeSearch(found, scores, folder / runs.TRACE_FILE, trainer.describe_datasets())
         merged = [search.run(recipe.strategy.merge_weights)]
     best: Merged = broadcast_object_list(merged)[0]
     merger.merge(best.weights.values())
@@ -233,23 +252,36 @@ def _merge(
     return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
 
 
-def _check_inputs(recipe: Recipe, trainer: MixtureMixin, data: Data, inputs: Inputs) -> None:
-    """Compare the inputs with those that the run was started with, and try once what comes after training."""
-    if trainer.is_world_process_zero():
+def _prepare(
+    recipe: Recipe,
+    stage: Stage,
+    data: Data,
+    inputs: Inputs,
+    callbacks: list[TrainerCallback],
+    watch: runs.Stopwatch,
+) -> MixtureMixin:
+    """Return the trainer of a stage with its data tokenised.
+
+    Before that, inputs are compared with those that the run was started with, and what comes after training is tried
+    once; after it, they are written.
+    """
+    trainer = build_trainer(recipe, stage, data, callbacks)
+    first = trainer.is_world_process_zero()
+    if first:
         if "encoder" not in inputs:
             rehearse_tests(recipe, trainer.model, data, recipe.output)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():
             check_inputs(recipe.output, inputs)
-
-
-def _write_inputs(recipe: Recipe, stage: Stage, trainer: MixtureMixin, data: Data, inputs: Inputs) -> None:
-    if trainer.is_world_process_zero():
+    with watch("tokenise"):
+        _ = trainer.tokenised
+    if first:
         # An extended run is no longer finished.
         (stage_folder(recipe.output, stage.name) / runs.RECORD_FILE).unlink(missing_ok=True)
         write_text(recipe.output / runs.RECIPE_FILE, dump_recipe(recipe))
         write_inputs(recipe.output, inputs)
         _list_dropped_rows(recipe.output, data.overlaps)
+    return trainer
 
 
 def _save_model(recipe: Recipe, trainer: MixtureMixin, folder: Path) -> None:
@@ -307,7 +339,7 @@ def _write_record(
     recipe: Recipe,
     data: Data,
     trained: Trained,
-    stages: Mapping[str, Any],
+    facts: Mapping[str, Any],
     inputs: Inputs,
     seconds: dict[str, float],
     scores: Mapping[str, Evaluation],
@@ -322,7 +354,7 @@ def _write_record(
         "selected_step": trained.selected_step,
         "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        "stages": stages,
+        **facts,
         **test_facts(data.test, scores),
     }
     runs.write_record(recipe.output / runs.RECORD_FILE, record)

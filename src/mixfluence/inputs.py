@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
-from mixfluence.recipe import Recipe
-from mixfluence.runs import CHECKPOINTS_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER, TRACE_FILE, versions
+from mixfluence.recipe import Recipe, differing, flat
+from mixfluence.runs import (
+    CHECKPOINTS_FOLDER,
+    RECIPE_FILE,
+    RECORD_FILE,
+    STAGES_FOLDER,
+    TRACE_FILE,
+    list_checkpoints,
+    versions,
+)
 
 if TYPE_CHECKING:
     from mixfluence.data.reading import Data
@@ -52,13 +59,13 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe by dotted key, as they are after a round trip through JSON."""
     values: dict[str, Any] = json.loads(json.dumps(recipe.model_dump(mode="json")))
     rows = recipe.training.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
-    return {**dict(_flat(values)), "training.batch_size x processes": rows}
+    return {**flat(values), "training.batch_size x processes": rows}
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> int:
     """Refuse to resume a run with a recipe that differs in more than what may change; return its steps so far."""
     before, now = read_inputs(folder)["recipe"], recipe_values(recipe)
-    if keys := [key for key in _changed(before, now) if key not in FREE_KEYS]:
+    if keys := [key for key in differing(before, now) if key not in FREE_KEYS]:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys[:3])
         raise RecipeError(f"{folder}: cannot be resumed with another recipe: {shown}")
     steps: int = before["training.steps"]
@@ -71,7 +78,7 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
     """Refuse to resume a run whose data or encoder has changed; warn of other package versions."""
     before = read_inputs(folder)
     for kind, now in inputs.items():
-        changed = _changed(before.get(kind, {}), now)
+        changed = differing(before.get(kind, {}), now)
         if kind == "versions" and changed:
             shown = ", ".join(f"{name} {before[kind].get(name)} -> {now.get(name)}" for name in changed)
             logger.warning("%s: resumed with other versions, results may differ: %s", folder, shown)
@@ -91,7 +98,7 @@ def refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
     if (folder / RECORD_FILE).exists():
         if steps == recipe.training.steps:
             raise RecipeError(f"{folder}: the run is finished, nothing to resume; more training.steps extend it")
-        if not any((folder / CHECKPOINTS_FOLDER).glob("*/")):
+        if not list_checkpoints(folder / CHECKPOINTS_FOLDER):
             raise RecipeError(f"{folder}: the run is finished and has no checkpoint from which it could be extended")
 
 
@@ -105,15 +112,3 @@ def collect_inputs(recipe: Recipe, data: Data) -> Inputs:
         "test set": {name: task.fingerprint for name, task in data.test.items()},
         "versions": versions(),
     }
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [key for key in {**before, **now} if (key in before, before.get(key)) != (key in now, now.get(key))]
-
-
-def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{place}.{key}" if place else key)
-    else:
-        yield place, value

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
-from mixfluence.data.retrieval import RetrievalSet, scoring_sample
+from mixfluence.data.reading import dev_samples
+from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.encoders import kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
+from mixfluence.evaluation.search import encode_task
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -43,7 +48,7 @@ from mixfluence.runs import (
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
-    from mixfluence.strategies import Merge, Scoring, Stage
+    from mixfluence.strategies import Merge, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +76,11 @@ class Merger:
                 raise DataError(f"{folder}: cannot be merged, its parameters differ from those of the start in shape")
             self._all.append(own)
 
+    @property
+    def models(self) -> int:
+        """Number of models, the start included."""
+        return len(self._all)
+
     @torch.no_grad()
     def merge(self, weights: Iterable[float]) -> BaseModel:
         """Return the model after setting it to a weighted sum, the start first."""
@@ -92,6 +102,50 @@ class DevScorer:
         """Return NDCG@10 by dev set."""
         scored = (evaluate(self._model, task, batch_size=self._batch_size, k=10) for task in self._tasks)
         return {evaluation.dataset: evaluation.mean(MEASURE) for evaluation in scored}
+
+    def encode(self) -> list[Tensor]:
+        """Return the vectors, of any length, of queries and passages of each task, in turn; for a dense model."""
+        encoded = (encode_task(self._model, task, batch_size=self._batch_size, unit=False) for task in self._tasks)
+        return [vectors for pair in encoded for vectors in pair]
+
+    def score(self, vectors: Sequence[Tensor]) -> dict[str, float]:
+        """Return NDCG@10 by dev set, given unit vectors in the order of `encode`."""
+        pairs = zip(self._tasks, vectors[::2], vectors[1::2], strict=True)
+        return {
+            task.name: score_task(task, rank_embeddings(task, queries, passages, k=10)).mean(MEASURE)
+            for task, queries, passages in pairs
+        }
+
+
+def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[str, float]]:
+    """Return a function from weights of the models to the scores of the merged model.
+
+    The vectors of a static embedding are linear in its parameters: each model encodes the texts once, and merges add
+    vectors.
+    """
+    if not _is_linear(merger.model):
+
+        def encode_merged(weights: Vector) -> dict[str, float]:
+            merger.merge(weights.tolist())
+            return scorer.scores()
+
+        return encode_merged
+    encoded: list[list[Tensor]] = []
+    for alone in np.eye(merger.models).tolist():
+        merger.merge(alone)
+        encoded.append(scorer.encode())
+    stacks = [torch.stack(vectors) for vectors in zip(*encoded, strict=True)]
+
+    def add_encoded(weights: Vector) -> dict[str, float]:
+        shares = torch.from_numpy(weights)
+        return scorer.score([normalize(torch.tensordot(shares.to(s), s, dims=1), dim=-1) for s in stacks])
+
+    return add_encoded
+
+
+def _is_linear(model: BaseModel) -> bool:
+    dense = isinstance(model, SentenceTransformer)
+    return dense and len(model) == 1 and isinstance(model[0], StaticEmbedding)
 
 
 @dataclass(frozen=True)
@@ -121,21 +175,19 @@ class MergeSearch:
     trace of an interrupted search it repeats no evaluation, because the search asks for the same weights again.
 
     Args:
-        merger: Merges the models.
         mixtures: The mixture that each model was trained on, by the name of the model.
-        scorer: Returns the scores of the merged model by dev set.
+        scorer: Returns scores by dev set, given weights of the start and the models; see `merge_scorer`.
         path: The trace; its first line describes the `datasets`.
     """
 
     def __init__(
         self,
-        merger: Merger,
         mixtures: Mapping[str, Mapping[str, float]],
-        scorer: Callable[[], dict[str, float]],
+        scorer: Callable[[Vector], dict[str, float]],
         path: Path,
         datasets: Mapping[str, Any],
     ) -> None:
-        self._merger, self._mixtures, self._scorer, self._path = merger, mixtures, scorer, path
+        self._mixtures, self._scorer, self._path = mixtures, scorer, path
         self._names, self._datasets = [START, *mixtures], list(datasets)
         updates = [line["update"] for line in read_trace(path) if "update" in line] if path.exists() else []
         self._known = {tuple(update["merged"].values()): update for update in updates}
@@ -170,8 +222,7 @@ class MergeSearch:
 
     def _measure(self, weights: Vector) -> dict[str, Any]:
         started = perf_counter()
-        self._merger.merge(weights.tolist())
-        scores = self._scorer()
+        scores = self._scorer(weights)
         cost = {"seconds": round(perf_counter() - started, 4), "memory": 0.0, "failed": []}
         return cost | {"merged": dict(zip(self._names, weights.tolist(), strict=True)), "dev": scores}
 
@@ -209,12 +260,14 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
         if run.recipe.model != recipe.model:
             raise DataError(f"{run.path}: started from {run.recipe.model.name}, not from {recipe.model.name}")
     names = run_labels([run.path for run in runs])
-    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring)
+    dev = (read_task(name, source) for name, source in recipe.dev.items())
+    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring, dev)
     merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
     scorer = DevScorer(merger.model, tasks, recipe.evaluation.batch_size)
     datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}
     mixtures = {name: run.weights for name, run in zip(names, runs, strict=True)}
-    found = MergeSearch(merger, mixtures, scorer.scores, folder / TRACE_FILE, datasets).run(strategy.merge_weights)
+    search = MergeSearch(mixtures, merge_scorer(merger, scorer), folder / TRACE_FILE, datasets)
+    found = search.run(strategy.merge_weights)
     merger.merge(found.weights.values()).save_pretrained(str(folder / MODEL_FOLDER))
     write_weights(folder / WEIGHTS_FILE, found.mixture)
     return found
@@ -224,27 +277,22 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
     """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
     before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
     compared: dict[str, tuple[Any, ...]] = {
-        key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap")
+        key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap", "select")
     }
+    if recipe.select:
+        compared["dev"] = before.dev, recipe.dev
     # How often a stage logs or saves does not change its model.
     free = {"log_every": 1, "save_every": None}
-    stages = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
-    compared["training"] = tuple(stages)
+    then, now = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
+    compared["training"] = (then, now)
     compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
     for name in (name for name, weight in found.items() if weight):
         compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
-    if different := [key for key, (then, now) in compared.items() if then != now]:
+    if different := [key for key, (old, new) in compared.items() if old != new]:
         raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
     # Last, because it marks the stage as finished.
     shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)
-
-
-def dev_samples(recipe: Recipe, scoring: Scoring) -> list[RetrievalSet]:
-    """Return a sample of each dev set; with `selection.dev: halves` of the half that guides."""
-    halves = recipe.selection is not None and recipe.selection.dev == "halves"
-    tasks = (read_task(name, source) for name, source in recipe.dev.items())
-    return [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks]
 
 
 def _parameters(model: BaseModel) -> dict[str, Tensor]:

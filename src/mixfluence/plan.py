@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
-from mixfluence.influence.settings import FORWARD
+from mixfluence.influence.settings import FORWARD, Probe
 from mixfluence.policy import Vector, cap
+from mixfluence.policy.arms import totals
 from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
@@ -37,7 +38,7 @@ POINTS = 1_000
 class DatasetPlan:
     """How often a dataset is drawn in the first stage, by the weights before any measurement.
 
-    None for clusters and for a start by similarity, which are found when the run starts.
+    None for weights that encodings decide when the run starts: clusters, a start by similarity.
 
     Of models to merge, it is drawn in all their stages together.
     """
@@ -52,7 +53,8 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures.
+    `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures;
+    the most if it `adapts` to their noise. `first_extra` is what the first update costs on top of the others.
     If the stage `merges` models, a step is the scoring of one merge; otherwise `scoring_cost` is that of its model.
     """
 
@@ -67,11 +69,18 @@ class StagePlan:
     scoring_cost: float = 0.0
     merges: bool = False
     warmup_steps: int = 0
+    first_extra: float = 0.0
+    adapts: bool = False
+
+    @property
+    def measuring_cost(self) -> float:
+        """All updates of the stage in training steps."""
+        return self.updates * self.update_cost + (self.first_extra if self.updates else 0.0)
 
     @property
     def cost(self) -> float:
         """The whole stage in training steps."""
-        return self.steps * self.step_cost + self.updates * self.update_cost + self.scoring_cost
+        return self.steps * self.step_cost + self.measuring_cost + self.scoring_cost
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,10 @@ class Plan:
 
     Attributes:
         guides: Rows of each dev set that guides sampling.
-        clustering: Cost of clustering before training.
-        encoding: What is encoded before training, by which encoder and, if the data is here, for how long.
+        encodings: What is encoded before training, to select rows or for the strategy: its cost and a sentence.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
         data: What was read on this machine.
+        clusters: How many clusters of the datasets are drawn at most, for a strategy with arms; 0 for others.
     """
 
     recipe: Recipe
@@ -91,15 +100,15 @@ class Plan:
     datasets: list[DatasetPlan]
     guides: dict[str, int]
     stages: list[StagePlan]
-    clustering: float
-    encoding: str | None
+    encodings: dict[str, tuple[float, str]]
     absent: list[str]
     data: Data | None
+    clusters: int = 0
 
     @property
     def cost(self) -> float:
         """The whole run in training steps."""
-        return sum(stage.cost for stage in self.stages) + self.clustering
+        return sum(stage.cost for stage in self.stages) + sum(cost for cost, _ in self.encodings.values())
 
     @property
     def times_static(self) -> float:
@@ -139,22 +148,30 @@ def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
 
 
 def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
-    training, clusters, train = recipe.training, recipe.strategy.clusters, checked.train
+    training, arms, train = recipe.training, recipe.strategy.division, checked.train
+    if arms:
+        train = arms.expected_sizes(train)
     stages: list[tuple[Stage, Strategy]] = []
-    evenly = dict.fromkeys(train, 1 / len(train))
+    evenly, found = (dict.fromkeys(names, 1 / len(names)) for names in (checked.train, train))
     for stage in recipe.strategy.starting_from(evenly).stages(recipe):
-        strategy = stage.strategy(evenly if stages or clusters else {})
+        strategy = stage.strategy(found if stages or _found_by_clustering(recipe) else {})
         strategy.start(train)
         stages.append((stage, strategy))
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
     datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
-    clustering = checked.encoded / (training.batch_size * training.gradient_accumulation) * FORWARD
-    guided = recipe.strategy.scoring or any(strategy.probing for _, strategy in stages)
+    per_row = FORWARD / (training.batch_size * training.gradient_accumulation)
+    encodings = {purpose: (own.rows * per_row, own.text) for purpose, own in checked.encodings.items()}
+    guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    found = checked.encoding, checked.absent, checked.data
-    return Plan(recipe, processes, datasets, guides, planned, clustering, *found)
+    known = encodings, checked.absent, checked.data, len(train) if arms else 0
+    return Plan(recipe, processes, datasets, guides, planned, *known)
+
+
+def _found_by_clustering(recipe: Recipe) -> bool:
+    """Whether the mixture to draw from is what clustering finds."""
+    return recipe.strategy.clusters and recipe.strategy.division is None
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -167,8 +184,9 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 def _plan_datasets(
     recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
-    if recipe.strategy.clusters or recipe.strategy.similar:
-        return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
+    if _found_by_clustering(recipe) or recipe.strategy.similar:
+        sizes_of = totals(train) if recipe.strategy.division else train
+        return [DatasetPlan(name, rows, None, None) for name, rows in sizes_of.items()]
     draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)
     shares = np.mean([own.weights(point / points) for _, own in stages for point in range(points)], axis=0)
@@ -176,11 +194,10 @@ def _plan_datasets(
     batches = _batch_rows(sizes, recipe.training.batch_size, processes)
     if (max_epochs := stages[0][1].max_epochs) is not None:
         shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
-    epochs = shares * draws * batches / sizes
-    return [
-        DatasetPlan(name, rows, share, times)
-        for (name, rows), share, times in zip(train.items(), shares.tolist(), epochs.tolist(), strict=True)
-    ]
+    drawn, share_of = (dict(zip(train, values.tolist(), strict=True)) for values in (shares * draws * batches, shares))
+    if recipe.strategy.division:
+        train, drawn, share_of = totals(train), totals(drawn), totals(share_of)
+    return [DatasetPlan(name, rows, share_of[name], drawn[name] / rows) for name, rows in train.items()]
 
 
 def _plan_stage(
@@ -200,14 +217,17 @@ def _plan_stage(
         return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
-    update_cost, possible = dev * FORWARD, strategy.candidates()
+    update_cost, first_extra, possible = dev * FORWARD, 0.0, strategy.candidates()
     if len(possible):
-        measured = min(probing.subset or len(possible), len(possible))
         sharing = 1 if method.alone else processes
         sizes = np.array(list(train.values()))[possible]
         batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
-        update_cost = method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
-    strategy.space_rounds(update_cost, stage.steps)
+        first_cost, update_cost = (
+            method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
+            for measured in (probing.measured(len(possible), first=True), probing.measured(len(possible)))
+        )
+        first_extra = first_cost - update_cost
+    strategy.space_rounds(update_cost, stage.steps, first_extra)
     warmup = stage.warmup_steps(training)
     updates = list(_updates(strategy, stage.steps, warmup))
     if len(possible) and updates:
@@ -217,6 +237,8 @@ def _plan_stage(
     return StagePlan(
         *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
         warmup_steps=warmup,
+        first_extra=first_extra,
+        adapts=isinstance(method, Probe) and method.reliability is not None,
     )
 
 

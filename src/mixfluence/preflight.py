@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mixfluence.display import duration
 from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting, refuse
-from mixfluence.recipe import ModelSection, Recipe
+from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
@@ -24,13 +25,19 @@ TIMED_ROWS = 64
 MODEL_FILES = ("modules.json", "config.json")
 
 
+class Encoding(NamedTuple):
+    """Rows that are encoded before training, and a sentence about it."""
+
+    rows: int
+    text: str
+
+
 class Checked(NamedTuple):
-    """Rows of training sets, of dev sets that guide, and encoded before training; data that is absent or was read."""
+    """Rows of training sets that are kept, of dev sets that guide, and encoded before; data that is absent or read."""
 
     train: dict[str, int]
     dev: dict[str, int]
-    encoded: int
-    encoding: str | None
+    encodings: dict[str, Encoding]
     absent: list[str]
     data: Data | None
 
@@ -53,14 +60,16 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
-        encoded = recipe.strategy.encoded_rows(train, dev)
-        checked = Checked(train, dev, encoded, None, absent, data)
+        kept = train
+        if recipe.select:
+            kept = {name: rows_to_keep(name, rows, recipe.select.keep) for name, rows in train.items()}
+        checked = Checked(kept, dev, {}, absent, data)
     with collecting(problems):
         # Without data the run is for another machine, which may have the model.
         if any(source.on_disk for source in recipe.train.values()):
             _check_start(recipe, checked if not problems else None)
-        if checked and encoded:
-            checked = checked._replace(encoding=_describe_encoding(recipe, encoded, data))
+        if checked:
+            checked = checked._replace(encodings=_encodings(recipe, train, checked))
     return checked
 
 
@@ -73,7 +82,7 @@ def _check_start(recipe: Recipe, checked: Checked | None) -> None:
 
         rehearse_run(recipe, checked.data)
     else:
-        check_model(recipe.model, Path.cwd())
+        check_model(recipe.model.model_dump_json(), Path.cwd())
 
 
 def check_output(folder: Path) -> None:
@@ -84,11 +93,11 @@ def check_output(folder: Path) -> None:
 
 
 @cache
-def check_model(section: ModelSection, folder: Path) -> None:
-    """Load an encoder, given the current folder; one that cannot be trained is refused."""
+def check_model(section: str, folder: Path) -> None:
+    """Load an encoder, given its section as JSON and the current folder; one that cannot be trained is refused."""
     from mixfluence.encoders import load_encoder
 
-    load_encoder(**section.model_dump(), device="cpu")
+    load_encoder(**json.loads(section), device="cpu")
 
 
 def model_is_here(section: ModelSection) -> bool:
@@ -142,12 +151,23 @@ def _published(source: Source) -> int:
     return (source.published.rows or 0) if source.published else 0
 
 
-def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
+def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> dict[str, Encoding]:
+    """Return what is encoded before training, to select rows of the training sets and for the strategy."""
+    strategy, found = recipe.strategy, {}
+    if recipe.select:
+        rows = sum(train.values()) + sum(checked.dev.values())
+        found["selecting"] = _encoding(recipe, None, rows, checked.data)
+    if rows := strategy.encoded_rows(checked.train, checked.dev):
+        named = getattr(strategy.division or strategy.similar or strategy, "encoder", None)
+        found["encoding"] = _encoding(recipe, named, rows, checked.data)
+    return found
+
+
+def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -> Encoding:
     """Say what is encoded before training, by which encoder and, if the data is here, for how long."""
-    named = getattr(recipe.strategy.similar or recipe.strategy, "encoder", None)
     what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
     if data is None:
-        return what
+        return Encoding(rows, what)
     from mixfluence.encoders import load_encoder
 
     encoder = load_encoder(named) if named else load_encoder(**recipe.model.model_dump())
@@ -158,4 +178,4 @@ def _describe_encoding(recipe: Recipe, rows: int, data: Data | None) -> str:
     started = perf_counter()
     encoder.encode(texts, show_progress_bar=False)
     seconds = (perf_counter() - started) / (len(texts) / 2) * rows
-    return f"{what}: about {duration(seconds)} on this machine, less for what is cached"
+    return Encoding(rows, f"{what}: about {duration(seconds)} on this machine, less for what is cached")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.data.formats import Source, check_defaults, fill_sources
+from mixfluence.errors import DataError
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
@@ -34,12 +36,16 @@ class ModelSection(Section):
     """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id.
 
     `kind` is that of the model: one vector per text, sparse vectors (SPLADE), a vector per token (ColBERT), or a
-    cross-encoder that ranks the hits of BM25 again.
+    cross-encoder that ranks the hits of BM25 again. A plain transformer, encoder or decoder, gets a pooling: `mean`,
+    `cls`, or `last`, the vector of the end token. `padding` is the side of padding, and `bidirectional` lets the
+    tokens of a decoder see later ones.
     """
 
     name: str
     kind: Literal["dense", "sparse", "multi-vector", "reranker"] = "dense"
-    pooling: Literal["cls", "mean"] | None = None
+    pooling: Literal["cls", "mean", "last"] | None = None
+    padding: Literal["left", "right"] | None = None
+    bidirectional: bool | None = None
     query_length: Count | None = None
     passage_length: Count | None = None
     revision: str | None = None
@@ -48,10 +54,12 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _static_embedding(self) -> Self:
-        if self.name == "wordllama" and self.lora:
-            raise ValueError("'wordllama' has no layers to adapt; leave lora out")
-        if self.name == "wordllama" and (self.pooling or self.query_length or self.passage_length):
-            raise ValueError("'wordllama' has no pooling and no length limits; write model={name: wordllama}")
+        others = self.pooling, self.padding, self.bidirectional, self.query_length, self.passage_length, self.lora
+        if self.name == "wordllama" and any(value is not None for value in others):
+            raise ValueError("'wordllama' is a static model; write model={name: wordllama}")
+        if self.lora and not self.lora.merged and self.bidirectional is not None:
+            # Adapters are saved without the configuration of their base.
+            raise ValueError("lora.merged: an adapter alone is saved without bidirectional; merge it")
         return self
 
 
@@ -110,6 +118,27 @@ class SelectionSection(Section):
     corpus: Count = 20_000
 
 
+class SelectSection(Section):
+    """Which training rows are kept before sampling: the share `keep` of each dataset, at least 2 rows.
+
+    `alignment` keeps the rows whose gradients are most similar to those of a dev set (as LESS does), on a linear layer
+    after the encoder. It drops rows that teach the opposite of the dev sets, and many mislabelled ones where dev rows
+    are of the same kind. It compares rows of one dataset with each other; how often a dataset is drawn is the
+    strategy's concern.
+    """
+
+    by: Literal["alignment"] = "alignment"
+    keep: Annotated[float, Field(gt=0, lt=1)]
+
+
+def rows_to_keep(name: str, rows: int, keep: float) -> int:
+    """Return how many rows of a dataset `SelectSection` keeps; refuse fewer than two, which have no negatives."""
+    kept = math.ceil(round(keep * rows, 6))
+    if kept < 2:
+        raise DataError(f"{name}: select.keep of {keep:g} leaves {kept} of its {rows} rows, at least 2 are needed")
+    return kept
+
+
 class EvaluationSection(Section):
     """How test sets are evaluated at the end."""
 
@@ -132,6 +161,7 @@ class Recipe(Section):
     dev: dict[str, Source] = Field(default_factory=dict)
     test: dict[str, Source] = Field(default_factory=dict)
     overlap: Literal["drop", "refuse"] = "drop"
+    select: SelectSection | None = None
     strategy: Annotated[SerializeAsAny[Strategy], registered(STRATEGIES, default="static")] = Field(
         default_factory=Static
     )
@@ -139,6 +169,11 @@ class Recipe(Section):
     selection: SelectionSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
     output: PathLike
+
+    @property
+    def halves(self) -> bool:
+        """Whether dev sets are split, one half to guide sampling and the other to select a checkpoint."""
+        return self.selection is not None and self.selection.dev == "halves"
 
     @model_validator(mode="before")
     @classmethod
@@ -167,14 +202,13 @@ class Recipe(Section):
             self.strategy.check(self)
         except ValueError as error:
             yield str(error)
-        if self.model.lora and any(stage.merges for stage in self.strategy.stages(self)):
-            yield f"model.lora: strategy {self.strategy.name} merges whole models; leave lora out"
-        if self.model.kind != "dense" and (needing := self._needs_dense()):
-            yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
+        yield from self._model_problems()
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
                 yield f"dev.{name}: its prompts differ from those of train.{name}"
+        if self.select and not self.dev:
+            yield "select: needs at least one dev set"
         if self.selection is None:
             return
         every, steps = self.selection.every, self.training.steps
@@ -186,15 +220,24 @@ class Recipe(Section):
             candidate = "or the last step would never be a candidate"
             yield f"selection.every: {every} must divide training.steps ({steps}), {candidate}"
 
+    def _model_problems(self) -> Iterator[str]:
+        if self.model.lora and any(stage.merges for stage in self.strategy.stages(self)):
+            yield f"model.lora: strategy {self.strategy.name} merges whole models; leave lora out"
+        if self.model.kind != "dense" and (needing := self._needs_dense()):
+            yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
+
     def _needs_dense(self) -> str | None:
         """Return the part of the recipe that works with dense encoders only."""
-        if self.model.pooling:
-            return "model.pooling"
+        for name in ("pooling", "padding", "bidirectional"):
+            if getattr(self.model, name) is not None:
+                return f"model.{name}"
+        if self.select:
+            return "select"
         if any(stage.against for stage in self.strategy.stages(self)):
             return f"strategy {self.strategy.name}"
-        similar = self.strategy.similar
-        if getattr(self.strategy, "encoder", "none") is None or (similar and similar.encoder is None):
-            return f"strategy {self.strategy.name} without an encoder of its own"
+        for part in (self.strategy, self.strategy.similar, self.strategy.division):
+            if getattr(part, "encoder", "none") is None:
+                return f"strategy {self.strategy.name} without an encoder of its own"
         for name in ("packing", "compiled"):
             if getattr(self.training, name):
                 return f"training.{name}"
@@ -212,12 +255,17 @@ class Recipe(Section):
 
 def changed_keys(old: Recipe, new: Recipe) -> list[str]:
     """Return the keys whose values differ between two recipes, such as `training.steps`."""
-    before, after = _flat(old.model_dump()), _flat(new.model_dump())
-    return [key for key in before | after if before.get(key) != after.get(key)]
+    return differing(flat(old.model_dump()), flat(new.model_dump()))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys that only one of two mappings has, or that have other values."""
+    return [key for key in {**before, **now} if (key in before, before.get(key)) != (key in now, now.get(key))]
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return found

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 
 from mixfluence.build import build_trainer
+from mixfluence.clustering.arms import arms_of
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.reading import Data
 from mixfluence.data.rows import RowSet
@@ -35,6 +37,10 @@ def rehearse_run(recipe: Recipe, data: Data) -> None:
     found = dict.fromkeys(train, 1 / len(train))
     # The limit of epochs is checked with all rows.
     strategy = recipe.strategy._with(max_epochs=None).starting_from(found)
+    if strategy.division:
+        arms = arms_of(train, np.zeros(sum(train.sizes.values()), np.int16))
+        train, found = arms.mixture, dict.fromkeys(arms.mixture, 1 / len(train))
+        data = replace(data, sources=arms.sources)
     with TemporaryDirectory(prefix="mixfluence-") as folder, _quiet():
         # A plan may be made on a machine without a GPU.
         training = recipe.training.model_copy(update={"packing": None, "compiled": False})
@@ -43,7 +49,7 @@ def rehearse_run(recipe: Recipe, data: Data) -> None:
         for stage in dict.fromkeys((stages[0], stages[-1])):
             if stage.merges or stage.against:
                 continue
-            first = stage is stages[0] and not strategy.clusters
+            first = stage is stages[0] and (strategy.division or not strategy.clusters)
             trainer = build_trainer(tried, stage, replace(data, train=train, found={} if first else found), [])
             trainer.get_train_dataloader()
             trainer.state.max_steps = stage.steps
@@ -53,7 +59,7 @@ def rehearse_run(recipe: Recipe, data: Data) -> None:
         rehearse_tests(recipe, trainer.model, data, tried.output)
 
 
-def rehearse_tests(recipe: Recipe, model: SentenceTransformer, data: Data, place: Path) -> None:
+def rehearse_tests(recipe: Recipe, model: BaseModel, data: Data, place: Path) -> None:
     """Try in a folder, on the first rows of each set, what comes after training, so that nothing fails only then."""
     dev = {name: rows.take(range(min(2, len(rows))), rows.fingerprint) for name, rows in data.dev.items()}
     test = {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
 RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE, START_FILE = "recipe.yaml", "record.json", "weights.json", "start.json"
-TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
+TRACE_FILE, OVERLAP_FILE, ARMS_FILE = "trace.jsonl", "overlap.jsonl", "arms.npy"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
 DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 # Written last: a checkpoint without it is incomplete.
@@ -36,8 +36,8 @@ MANIFEST_FILE = "manifest.json"
 MEASURE = "ndcg@10"
 # Models without the training of a run, which it is tested along with.
 REFERENCES = ("zero-shot", "bm25", "fusion")
-PARTS = ("training", "probing", "stages", "clustering")
-_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering"}
+PARTS = ("training", "probing", "stages", "clustering", "selecting")
+_PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering", "select": "selecting"}
 # Version 0.1.0 wrote format 1, which has neither "format" nor "kind".
 FORMAT = 2
 Kind = Literal["run", "stage", "test"]
@@ -188,10 +188,21 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
+def step_of(checkpoint: Path | str) -> int:
+    """Return the step of a checkpoint."""
+    return int(Path(checkpoint).name.rpartition("-")[2])
+
+
+def list_checkpoints(folder: Path | str) -> list[Path]:
+    """Return the checkpoints in a folder, newest first, complete or not."""
+    found = Path(folder).glob("checkpoint-*/")
+    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit()), key=step_of, reverse=True)
+
+
 def checkpoint_files(folder: Path, name: str) -> list[Path]:
-    """Return a file of each checkpoint, by step; a script's own trainer has them directly in its folder."""
-    found = [*folder.glob(f"checkpoint-*/{name}"), *folder.glob(f"{CHECKPOINTS_FOLDER}/checkpoint-*/{name}")]
-    return sorted(found, key=lambda file: int(file.parent.name.rpartition("-")[2]))
+    """Return a file of each checkpoint of a run, newest first; a script's own are directly in its folder."""
+    found = [*list_checkpoints(folder / CHECKPOINTS_FOLDER), *list_checkpoints(folder)]
+    return [file for checkpoint in found if (file := checkpoint / name).exists()]
 
 
 def read_run_recipe(path: Path) -> Recipe:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 from sentence_transformers.base.model import BaseModel
 
@@ -16,6 +17,7 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.dev_queries import rank_dev_sets
+from mixfluence.evaluation.mteb_results import write_mteb_result
 from mixfluence.evaluation.references import References
 from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
 from mixfluence.recipe import Recipe
@@ -48,10 +50,12 @@ def evaluate_tasks(
     scores = {}
     for name, task in tasks.items():
         logger.info("testing on %s: %d queries, %d passages", name, len(task.queries), len(task.docs))
+        started = perf_counter()
         found = rank_task(model, task, batch_size=recipe.evaluation.batch_size, show_progress=show_progress)
         scores[name] = score_task(task, found)
         if folder:
             write_evaluation(scores[name], folder)
+            write_mteb_result(recipe.test[name], scores[name], folder, perf_counter() - started)
         if references:
             references.evaluate(task, found)
     return scores

@@ -89,8 +89,7 @@ def test_a_resumed_run_reads_its_start_and_equals_the_uninterrupted_one(
 
 def test_the_plan_counts_the_encoded_rows_and_knows_no_shares(recipe_path: Path) -> None:
     plan = plan_run(load_recipe(recipe_path, ["strategy={name: inf-dds, init: similar}"]))
-    assert plan.encoding
-    assert plan.clustering > 0
+    assert plan.encodings["encoding"][0] > 0
     assert {dataset.share for dataset in plan.datasets} == {None}
     assert plan.stages[-1].update_cost > 0
 

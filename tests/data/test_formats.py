@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from mixfluence.data import source as source_module
 from mixfluence.data.beir import BeirSource
-from mixfluence.data.formats import FORMATS, read_rows, read_task
+from mixfluence.data.formats import FORMATS, read_both, read_rows, read_task
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import PairsSource
-from mixfluence.data.source import PublishedSection
+from mixfluence.data.source import PublishedSection, SourceSection
 from mixfluence.errors import RecipeError
+from mixfluence.recipe import Recipe
 
 
 def beir(folder: Path, **published: int) -> BeirSource:
@@ -67,6 +73,30 @@ def test_notes_of_the_reader_are_logged(tmp_path: Path, caplog: pytest.LogCaptur
     assert "1 of 100 judgements" in task.notes[0]
 
 
+@pytest.mark.parametrize("format_", ["beir", "pairs"])
+def test_rows_and_task_of_a_dev_set_come_from_one_reading_of_its_files(
+    tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps([f"a {i}", f"b {i}"]) + "\n" for i in range(3)))
+    source: SourceSection = beir(tmp_path, rows=3) if format_ == "beir" else PairsSource(path=pairs)
+    opened = Counter[str]()
+    read = source_module._lines
+
+    def counting(path: Path, encoding: str | None = None) -> Iterator[str]:
+        opened[path.name] += 1
+        return read(path, encoding)
+
+    monkeypatch.setattr(source_module, "_lines", counting)
+    both = read_both("tiny", source)
+    files = {"corpus.jsonl", "queries.jsonl", "dev.tsv"} if format_ == "beir" else {"pairs.jsonl"}
+    assert opened == dict.fromkeys(files, 1)
+    monkeypatch.setenv("MIXFLUENCE_CACHE", str(tmp_path / "empty-cache"))
+    rows, task = read_rows(source), read_task("tiny", source)
+    assert (both[0].fingerprint, both[0].notes) == (rows.fingerprint, rows.notes)
+    assert both[1] == task
+
+
 def test_pairs_follow_their_source(tmp_path: Path) -> None:
     path = tmp_path / "msmarco-triplets.jsonl"
     path.write_text(json.dumps({"query": "q", "pos": ["a", "b"], "neg": ["x", "y"]}))
@@ -80,6 +110,18 @@ def test_formats_are_registered_under_their_word() -> None:
     assert {word: format_.model_fields["format"].default for word, format_ in FORMATS.items()} == {
         w: w for w in FORMATS
     }
+
+
+def test_every_format_has_a_documented_example() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+    examples = [
+        yaml.safe_load(text) for text in re.findall(r"^\| `\w+` \| `(\{format: .*?\})` \|", page, re.MULTILINE)
+    ]
+    assert [example["format"] for example in examples] == list(dict.fromkeys(e["format"] for e in examples))
+    assert {example["format"] for example in examples} == FORMATS.keys()
+    data = {"name": "x", "model": {"name": "minilm"}, "training": {"steps": 1, "batch_size": 2}}
+    data["train"] = {example["format"]: example for example in examples}
+    assert len(Recipe.model_validate(data, context={"files_may_be_missing": True}).train) == len(FORMATS)
 
 
 def test_recipes_are_read_without_heavy_imports() -> None:

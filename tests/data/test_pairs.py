@@ -331,6 +331,7 @@ JSON = st.recursive(
 LINE = st.binary() | JSON.map(lambda value: json.dumps(value).encode()) | st.just(b'["a", "b"]')
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(LINE, max_size=5),

@@ -28,6 +28,7 @@ def test_joined_sets_keep_their_rows_notes_and_names() -> None:
     assert both.fingerprint != join({"second": second, "first": first}).fingerprint
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
 def test_parts_count_the_rows_that_are_taken(sizes: list[int], data: st.DataObject) -> None:
     starts = np.cumsum([0, *sizes])

@@ -33,7 +33,7 @@ from mixfluence.data import cache, tokenize
 from mixfluence.data.cache import cache_root
 from mixfluence.data.rows import Row, RowSet, fingerprint, text_key, write_rows
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
-from mixfluence.data.tokens import Ids, TokenTable
+from mixfluence.data.tokens import Ids, TokenLayout, TokenTable
 from mixfluence.errors import DataError, MixfluenceError
 from tests.conftest import WORDS, row_set
 
@@ -176,12 +176,33 @@ def test_whatever_changes_the_ids_has_its_own_folder(tiny_bert: SentenceTransfor
 
 
 def test_every_maximum_length_shows_in_the_key(tiny_bert: SentenceTransformer) -> None:
-    lengths = [2, 3, 64, 512, 513, 8_192, len(tokenize.PROBE[-1].split()) - 1]
+    lengths = [2, 3, 64, 512, 513, 577, 1_153, 8_192, len(tokenize.PROBE[-1].split()) - 1]
     keys = set()
     for length in lengths:
         tiny_bert[0].query_length = length
         keys.add(Tokeniser(tiny_bert).side("query", "").fingerprint)
     assert len(keys) == len(lengths)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_short_probe_shows_what_a_long_one_does(
+    tiny_bert: SentenceTransformer, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bert.tokenizer.truncation_side = side
+    lengths = (2, 8, 512, 577)
+
+    def find() -> list[tuple[TokenLayout, str]]:
+        found = []
+        for length in lengths:
+            tiny_bert[0].query_length = length
+            side = Tokeniser(tiny_bert).side("query", "w1 ")
+            found.append((side.layout, side.fingerprint))
+        return found
+
+    short = find()
+    # Texts of different ids, so that only the long probe remains.
+    monkeypatch.setattr(tokenize, "SHORT_PROBE", ["w1", "w2", "w3"])
+    assert find() == short
 
 
 def test_tokenising_leaves_no_trace_in_the_key(tiny_bert: SentenceTransformer) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mixfluence.data import tokenize
 from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.tokens import Ids
 from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation.search import encode_task
 
@@ -78,13 +79,13 @@ def test_texts_are_tokenised_once(
     model: SentenceTransformer, task: RetrievalSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    preprocess = model.preprocess
+    of_texts = tokenize.Side.tokenise
 
-    def noting(texts: list[str], **options: Any) -> dict[str, Any]:
+    def noting(side: tokenize.Side, texts: list[str]) -> Ids:
         seen.extend(texts)
-        return dict(preprocess(texts, **options))
+        return of_texts(side, texts)
 
-    monkeypatch.setattr(model, "preprocess", noting)
+    monkeypatch.setattr(tokenize.Side, "tokenise", noting)
     first = encode_task(model, task, batch_size=64)
     assert set(task.docs) <= set(seen)
     seen.clear()

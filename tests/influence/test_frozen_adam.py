@@ -141,7 +141,7 @@ def test_a_step_without_any_gradient_moves_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(live, before, strict=True))
 
 
-@pytest.mark.parametrize("seen", [20, 5000])
+@pytest.mark.parametrize("seen", [20, pytest.param(5000, marks=pytest.mark.slow)])
 def test_words_that_training_has_not_seen_are_moved_no_further_than_adam_could(seen: int) -> None:
     torch.manual_seed(0)
     words, rate = nn.Embedding(2, 4, dtype=torch.float64), 2e-5

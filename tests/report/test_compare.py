@@ -23,7 +23,7 @@ from mixfluence.evaluation import MEASURES, Evaluation
 from mixfluence.recipe import Recipe
 from mixfluence.report.compare import all_contrasts, compare, overview
 from mixfluence.report.summary import contrast_sheet, method_of, to_markdown
-from mixfluence.runs import Run
+from mixfluence.runs import PARTS, Run
 
 Scores = Mapping[str, Sequence[float]]
 SCORES = {"big": [0.1, 0.5, 0.3, 0.9], "small": [0.2, 0.8]}
@@ -226,8 +226,10 @@ def test_costs_are_counted_by_part_and_relative_to_static() -> None:
     found = compare([made_run("dear", strategy="doge", gpus=2, seconds=spent), *static])
     dear, cheap = found.groups
     assert found.on_gpu
-    assert dear.hours(on_gpu=True) == pytest.approx({"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02})
-    assert cheap.hours(on_gpu=True) == pytest.approx({"training": 2, "probing": 0, "stages": 0, "clustering": 0})
+    nothing = dict.fromkeys(PARTS, 0)
+    parts = {"training": 2, "probing": 0.2, "stages": 3, "clustering": 0.02}
+    assert dear.hours(on_gpu=True) == pytest.approx(nothing | parts)
+    assert cheap.hours(on_gpu=True) == pytest.approx(nothing | {"training": 2})
     assert found.relative_cost(dear) == pytest.approx(5.22 / 2)
     assert found.relative_cost(cheap) == 1
     # If one run had no GPU, all are told in plain hours.

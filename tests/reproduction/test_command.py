@@ -19,6 +19,7 @@ from mixfluence.cli import app as mixfluence
 from mixfluence.runs import RECORD_FILE
 from reproduction.__main__ import app, main
 from reproduction.schema import SETTINGS, load_setting, load_study
+from tests.forked import forked_jobs
 from tests.reproduction.conftest import WriteStudy
 
 
@@ -47,7 +48,8 @@ def test_a_study_runs_once_and_its_tables_are_written(
     assert not (tmp_path / "out").exists()
 
     caplog.set_level(logging.INFO, logger="mixfluence")
-    result = reproduce(*words, "--processes", "2")
+    with forked_jobs():
+        result = reproduce(*words, "--processes", "2")
     assert result.exit_code == 1
     assert "wrong/0: failed: encoder 'nowhere'" in caplog.text
     done = {file.parent.parent.name: file.stat().st_mtime_ns for file in tmp_path.rglob(RECORD_FILE)}

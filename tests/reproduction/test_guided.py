@@ -17,6 +17,7 @@ import yaml
 from mixfluence.recipe_yaml import find_recipe, load_recipe
 from reproduction import guided
 from reproduction.schema import FOLDER
+from reproduction.workers import Job
 from tests.test_experiment import write_domain
 
 METHODS = yaml.safe_load((FOLDER / "guided" / "methods.yaml").read_text(encoding="utf-8"))
@@ -79,7 +80,7 @@ def test_a_method_runs_in_the_settings_that_it_can_have() -> None:
 
 
 def test_costs_are_relative_to_uniform_sampling() -> None:
-    def line(method: str, seed: int, **seconds: float) -> guided.Job:
+    def line(method: str, seed: int, **seconds: float) -> Job:
         facts = {"stage": "final", "setting": "joint in", "scores": {"nq": 0.5}}
         return {**facts, "method": method, "seed": seed, "seconds": seconds}
 

@@ -2,18 +2,24 @@
 
 - Its page shows the tables of the stored results, number by number.
 - Its files describe the runs that were measured.
+- Workers append the results of jobs that succeed, and skip those that are there.
+- Every run of the grid has a valid recipe, and gives a line and the scores of each query for the tables.
 """
 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from reproduction.cells import build_cells, load
-from reproduction.raw_start import CONTROLS, read_lines, tables
+from reproduction.raw_runs import RESULTS, jobs_of, perform, recipe_of
+from reproduction.raw_start import CONTROLS, grid_tables, tables
 from reproduction.schema import FOLDER, load_setting, load_study
+from reproduction.workers import Job, read_lines, run_jobs
+from tests.test_experiment import write_domain
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,9 @@ def test_the_page_shows_the_stored_results(control: str) -> None:
 def test_the_study_repeats_the_measured_runs() -> None:
     study, setting = load_study("raw-start/study.yaml"), load_setting("raw-start/setting.yaml")
     cells = {(cell.row.label, cell.seed): cell.recipe for cell in build_cells(study, study.place("twin"), Path("out"))}
-    final = {(line["row"], line["seed"]): line for line in read_lines() if line["stage"] == "final"}
+    final = {
+        (line["row"], line["seed"]): line for line in read_lines(RESULTS / "runs.jsonl") if line["stage"] == "final"
+    }
     assert cells.keys() == final.keys()
     for key, line in final.items():
         recipe = cells[key]
@@ -43,3 +51,59 @@ def test_the_study_repeats_the_measured_runs() -> None:
         assert (recipe.training.steps, recipe.training.learning_rate) == (line["steps"], line["learning_rate"])
         assert recipe.training.warmup_steps == line["steps"] // 10
         assert recipe.model.name == line["start"]
+
+
+def options_in(folder: Path, *changes: str) -> Namespace:
+    return Namespace(data=folder, set=list(changes), out=folder / "runs.jsonl")
+
+
+def test_every_run_of_the_grid_has_a_recipe(tmp_path: Path) -> None:
+    jobs = [job for stage in ("rates", "final") for job in jobs_of(stage, 1)]
+    recipes = [recipe_of(options_in(tmp_path), job, tmp_path / "run", files_may_be_missing=True) for job in jobs]
+    for job, recipe in zip(jobs, recipes, strict=True):
+        target, _, pool = job["setting"].partition(" ")
+        assert set(recipe.test) == (set() if job["stage"] == "rates" else set(recipe.dev))
+        assert (target in recipe.train) == (pool == "in")
+        assert recipe.training.warmup_steps * 10 == recipe.training.steps
+        assert pool != "out" or job["strategy"]["name"] != "target-only"
+    assert {recipe.model.name for recipe in recipes} == {"distilbert", "gemma"}
+    assert len({(job["stage"], job["setting"], job["row"]) for job in jobs}) == len(jobs)
+    # Rows of the study are not repeated.
+    labels = {row.label for row in load_study("raw-start/study.yaml").rows}
+    assert labels.isdisjoint(job["row"] for job in jobs if job["setting"] == "joint")
+
+
+@pytest.mark.slow
+def test_a_run_of_the_grid_gives_a_line_and_scores_by_query(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    jobs = [job for job in jobs_of("final", 1) if job["setting"] == "cosqa out"]
+    for name in recipe_of(options_in(tmp_path), jobs[0], tmp_path, files_may_be_missing=True).train | {"cosqa": None}:
+        write_domain(tmp_path / "english" / name, 30, len(name))
+    changes = [f"model={{name: {tiny_bert_folder}, query_length: 8, passage_length: 16}}", "training.batch_size=4"]
+    changes.append("training.steps=10")
+    chosen = [job for job in jobs if job["row"] in {"static uniform", "inf-dds ours uniform"}]
+    with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as file:
+        for number, job in enumerate(chosen):
+            line = {**job, **perform(options_in(tmp_path, *changes), job, tmp_path / str(number))}
+            assert line["test"].keys() == line["dev_small"].keys() == {"cosqa"}
+            assert sum(line["rows_drawn"].values()) == 40
+            file.write(json.dumps(line) + "\n")
+    scores, costs, paired = grid_tables(tmp_path / "runs.jsonl")
+    assert list(scores.columns["row"]) == [job["row"] for job in chosen]
+    assert list(paired.columns["row"]) == ["inf-dds ours uniform"]
+    assert costs.columns["static runs"][0] == "1.00"
+
+
+def halve(job: Job, folder: Path) -> Job:
+    """Stands for a run: fails for zero, and needs a folder that does not exist."""
+    folder.mkdir(parents=True)
+    return {"share": 1 / job["number"]}
+
+
+@pytest.mark.slow
+def test_workers_append_results_and_skip_what_is_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results" / "runs.jsonl"
+    for numbers in (0, 1, 2), (1, 2, 4):
+        jobs = [{"number": number} for number in numbers]
+        run_jobs(jobs, halve, identity=["number"], out=out, scratch=tmp_path / "scratch", processes=2)
+    assert sorted(map(str, read_lines(out))) == sorted(str({"number": n, "share": 1 / n}) for n in (1, 2, 4))
+    assert "0 ZeroDivisionError" in capfd.readouterr().out

@@ -22,8 +22,7 @@ from typing import Any
 import xxhash
 import yaml
 
-from mixfluence.runs import read_trace
-from mixfluence.training.checkpoints import list_checkpoints
+from mixfluence.runs import list_checkpoints, read_trace
 from tests.forked import server
 from tests.test_experiment import write_domain
 from tests.test_methods import chosen

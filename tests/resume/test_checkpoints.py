@@ -33,19 +33,17 @@ from mixfluence.errors import DataError, MixfluenceError
 from mixfluence.experiment import run
 from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import load_recipe
-from mixfluence.runs import MANIFEST_FILE
+from mixfluence.runs import MANIFEST_FILE, list_checkpoints, step_of
 from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.checkpoints import (
     LATEST,
     STATE_FILE,
     damage,
     find_checkpoint,
-    list_checkpoints,
     newest_complete,
     read_state,
     rotate,
     seal,
-    step_of,
     unseal_later,
 )
 from mixfluence.training.trainer import MixtureTrainer

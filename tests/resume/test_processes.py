@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from mixfluence.runs import read_trace
-from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
+from mixfluence.runs import list_checkpoints, read_trace, step_of
+from mixfluence.training.checkpoints import damage
 from tests.resume.crashes import Moment, assert_same_result, in_probe, in_step, write_recipe
 
 pytestmark = pytest.mark.soak

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from mixfluence.training.checkpoints import damage, list_checkpoints, step_of
+from mixfluence.runs import list_checkpoints, step_of
+from mixfluence.training.checkpoints import damage
 from tests.resume.conftest import Whole
 from tests.resume.crashes import (
     Moment,

@@ -8,8 +8,10 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
+from mixfluence.clustering.arms import arms_of
+from mixfluence.data.mixture import Mixture
 from mixfluence.influence import Probe, Reptile, info_nce_metric
-from mixfluence.policy import UNIFORM, PolicyGradient
+from mixfluence.policy import UNIFORM, Arms, PolicyGradient
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
 from tests.training.runs import arguments, build, pool
@@ -17,8 +19,11 @@ from tests.training.runs import arguments, build, pool
 ROWS = 8
 
 
-def main(model_folder: str, output: Path) -> None:
-    """Train with eight rows a step over all processes, and leave weights and logits of each in the folder."""
+def main(model_folder: str, output: Path, arms: bool = False) -> None:
+    """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
+
+    With arms, every dataset is cut in two, and batches mix both.
+    """
     model = SentenceTransformer(model_folder, device="cpu")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -35,10 +40,13 @@ def main(model_folder: str, output: Path) -> None:
         probe=Probe(batch_size=4, dev_batch_size=16, metric=info_nce_metric(0.02)),
         rule=PolicyGradient(step=0.2),
         reptile=Reptile(),
+        arms=Arms(batches="dataset") if arms else None,
     )
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
     # Three datasets, so that two processes have not the same number of them.
-    datasets = {**pool(), "words": pool()["near"].select(range(10, 24))}
+    datasets = Mixture({**pool(), "words": pool()["near"].select(range(10, 24))})
+    if arms:
+        datasets = arms_of(datasets, np.arange(sum(datasets.sizes.values()), dtype=np.int16) % 2).mixture
     dev = {"dev": pool()["near"], "other": pool()["far"]}
     build(model, args, train_dataset=datasets, loss=loss, strategy=strategy, dev_dataset=dev).train()
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])

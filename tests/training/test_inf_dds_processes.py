@@ -2,7 +2,7 @@
 
 - All end with the same weights and the same logits, although each looks at the dev set for itself.
 - With a part of the batch each they train as one process with the whole batch does. They share out the three datasets
-  to probe, of which a fourth process gets none, and find and follow what one process finds.
+  to probe, of which a fourth process gets none, and find and follow what one process finds. So they do on arms.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from tests.training.runs import start_processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.soak)])
-def test_several_processes_probe_as_one_process_does(processes: int, tiny_bert_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("processes", "arms"), [(2, False), (2, True), pytest.param(4, False, marks=pytest.mark.soak)]
+)
+def test_several_processes_probe_as_one_process_does(
+    processes: int, arms: bool, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "several").mkdir()
-    start_processes(main, str(tiny_bert_folder), tmp_path / "several", processes=processes)
-    main(str(tiny_bert_folder), tmp_path / "one")
+    start_processes(main, str(tiny_bert_folder), tmp_path / "several", arms, processes=processes)
+    main(str(tiny_bert_folder), tmp_path / "one", arms)
 
     first, *others = (np.load(tmp_path / "several" / f"process-{rank}.npz") for rank in range(processes))
     alone = np.load(tmp_path / "one" / "process-0.npz")

@@ -1,7 +1,8 @@
 """A run guided by influence that was stopped and resumed is the run that was not.
 
 - Parameters, optimizer, logits, trace and log are equal to the last bit, whether the checkpoint lies between two
-  rounds or right behind one, for probes of both kinds, with Reptile, dropout, loader workers and a subset.
+  rounds or right behind one, for probes of both kinds, with Reptile, dropout, loader workers and a subset,
+  chosen at random or by need.
 - The next round of a resumed run draws the datasets, rows, dev rows and dropout that it would have drawn.
 """
 
@@ -18,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from mixfluence.influence import Probe, Reptile
-from mixfluence.policy import PolicyGradient
+from mixfluence.policy import Fair, PolicyGradient
 from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS
 from mixfluence.training.trainer import MixtureTrainer
@@ -37,6 +38,15 @@ KINDS: dict[str, Callable[[], InfDDS]] = {
         rule=PolicyGradient(step=0.3),
         shrink=False,
         gate=False,
+    ),
+    "by need": lambda: InfDDS(
+        update_every=3,
+        warmup_steps=2,
+        freeze_below=0.0,
+        subset=2,
+        subset_by="need",
+        rule=Fair(),
+        probe=Probe(reliability=0.9),
     ),
 }
 
@@ -85,12 +95,14 @@ def assert_equal_tensors(one: Any, other: Any) -> None:
         ("inherited", "static", 5, 2),
         ("momentum-free", "static", 6, 0),
         ("momentum-free", "transformer", 5, 0),
+        ("by need", "static", 6, 0),
     ],
     ids=[
         "inherited, between",
         "inherited, at a round, workers",
         "momentum-free, between",
         "momentum-free, at a round",
+        "by need, rows by reliability",
     ],
 )
 def test_a_resumed_run_is_the_run_that_was_not_stopped(

@@ -9,11 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 from typer import Option
 
+from mixfluence.cli.adapt import adapt
 from mixfluence.cli.cache import cache
 from mixfluence.cli.data import data
 from mixfluence.cli.demo import demo
 from mixfluence.cli.merge import merge
 from mixfluence.cli.plan import plan
+from mixfluence.cli.push import push
 from mixfluence.cli.recipes import app as recipes
 from mixfluence.cli.runs import compare, evaluate, report, status, weights
 from mixfluence.cli.signals import leave
@@ -31,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, plan, train, status, evaluate, compare, report, weights, merge, sweep, data, cache):
+for verb in (demo, adapt, plan, train, status, evaluate, compare, report, weights, merge, sweep, push, data, cache):
     app.command()(verb)
 app.add_typer(recipes, name="recipes")
 

@@ -61,7 +61,7 @@ def _datasets(plan: Plan) -> Table:
     stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
     for heading in ("rows", "share", f"epochs{stage}"):
         table.add_column(heading, justify="right")
-    unknown = "by similarity" if plan.recipe.strategy.similar else "by clusters"
+    unknown = "by similarity" if plan.recipe.strategy.similar else "from encodings"
     for dataset in plan.datasets:
         share = unknown if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
@@ -75,8 +75,11 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
-    if plan.encoding:
-        yield "clustering", f"{plan.encoding}; as much as {plan.clustering:,.0f} training steps if encoders are alike"
+    if plan.clusters:
+        yield "arms", f"at most {plan.clusters:,} clusters of {len(plan.datasets):,} datasets"
+    for purpose, (cost, text) in plan.encodings.items():
+        alike = " if encoders are alike" if purpose == "encoding" else ""
+        yield purpose, f"{text}; as much as {cost:,.0f} training steps{alike}"
     for text, same in groupby(plan.stages, _stage):
         stages = list(same)
         if len(stages) > 2:
@@ -105,6 +108,8 @@ def _stage(stage: StagePlan) -> str:
 def _updates(stage: StagePlan) -> str:
     if not stage.updates:
         return "no update"
-    added = stage.updates * stage.update_cost / stage.steps
-    each = f"each {stage.update_cost:.1f} training steps (+{added:.0%})"
+    most = "at most " if stage.adapts else ""
+    first = f", the first {stage.update_cost + stage.first_extra:.1f}" if stage.first_extra else ""
+    added = f"(+{most}{stage.measuring_cost / stage.steps:.0%})"
+    each = f"each {most}{stage.update_cost:.1f} training steps{first} {added}"
     return f"{stage.updates:,} updates from step {stage.first_update:,} on, {each}"

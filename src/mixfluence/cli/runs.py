@@ -16,6 +16,7 @@ from mixfluence.display import printable
 from mixfluence.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
+    from mixfluence.data.formats import Source
     from mixfluence.recipe import Recipe
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
@@ -50,11 +51,15 @@ def evaluate(
     bm25: Annotated[bool, Option("--bm25", help="Add a row for BM25.")] = False,
     measure: Measure = "ndcg@10",
     to: Annotated[Path | None, Option(help="Write a folder for `compare` of each system into this one.")] = None,
+    mteb: Annotated[
+        list[str] | None,
+        Option(metavar="TASK", help="Test on this task of mteb instead, TASK or TASK:LANGUAGE; repeatable."),
+    ] = None,
     overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
     trust: Annotated[bool, Option("--trust-remote-code", help="Let models run code that comes with them.")] = False,
 ) -> None:
     """Score runs or models on test sets, per dataset and per query."""
-    parsed = _recipe_for(systems, recipe, overrides or [])
+    parsed = _recipe_for(systems, recipe, overrides or [], mteb or [])
     if parsed.model.trust_remote_code and not trust:
         # A run folder is data: whoever wrote it must not decide what runs here.
         raise RecipeError("model.trust_remote_code: add --trust-remote-code to run code that comes with the model")
@@ -62,7 +67,7 @@ def evaluate(
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.report.tables import score_table
-    from mixfluence.runs import run_labels, write_test
+    from mixfluence.runs import EVAL_FOLDER, run_labels, write_test
     from mixfluence.testing import evaluate_bm25, evaluate_tasks
 
     tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
@@ -72,8 +77,10 @@ def evaluate(
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
         run_model = Path(system) / "model"
         path = str(run_model) if run_model.is_dir() else system
-        model = build_model(parsed.model.model_copy(update={"name": path, "trust_remote_code": trust, "lora": None}))
-        rows[label] = evaluate_tasks(model, tasks, parsed, show_progress=errors.is_terminal)
+        saved = {"name": path, "trust_remote_code": trust, "lora": None}
+        model = build_model(parsed.model.model_copy(update=saved))
+        folder = to / label.replace("/", "-") / EVAL_FOLDER if to else None
+        rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
     if to:
         for label, scores in rows.items():
             name = "bm25" if label == "BM25" else label
@@ -82,11 +89,34 @@ def evaluate(
     output.print(score_table(rows, measure))
 
 
-def _recipe_for(systems: list[str], name: str | None, overrides: list[str]) -> Recipe:
+def mteb_sources(tasks: list[str]) -> dict[str, Source]:
+    """Return tasks of mteb as test sets, each `TASK` or `TASK:LANGUAGE`."""
+    from mixfluence.data.benchmarks import TEST, MtebSource
+
+    words = {word: word.partition(":") for word in tasks}
+    return {word: MtebSource(task=task, split=TEST, language=own or None) for word, (task, _, own) in words.items()}
+
+
+def untrained_recipe(model: str, test: dict[str, Source]) -> Recipe:
+    """Return a recipe for models that are only tested; its training part describes nothing."""
+    from mixfluence.recipe import Recipe
+
+    nothing = {"format": "pairs", "path": "not-trained"}
+    described = {"name": "evaluation", "model": {"name": model}, "train": {"none": nothing}, "test": test}
+    training = {"training": {"steps": 1, "batch_size": 1}}
+    return Recipe.model_validate(described | training, context={"files_may_be_missing": True})
+
+
+def _recipe_for(systems: list[str], name: str | None, overrides: list[str], mteb: list[str]) -> Recipe:
+    """Return the recipe with the test sets: that of a run, the one named, or none but tasks of mteb."""
     runs = [str(path) for path in (Path(system) / "recipe.yaml" for system in systems) if path.is_file()]
     if name is None and not runs:
-        raise RecipeError(f"{systems[0]}: not a run folder; give the test sets with --recipe")
-    recipe = read_recipe(name or runs[0], overrides)
+        if not mteb:
+            raise RecipeError(f"{systems[0]}: not a run folder; give the test sets with --recipe or --mteb")
+        return untrained_recipe(systems[0], mteb_sources(mteb))
+    recipe = read_recipe(name or runs[0], overrides, files_may_be_missing=bool(mteb))
+    if mteb:
+        return recipe.model_copy(update={"test": mteb_sources(mteb)})
     if not recipe.test:
         raise RecipeError(f"{name or runs[0]}: the recipe has no test sets")
     return recipe
@@ -144,14 +174,17 @@ def weights(
     file: OutputFile = None,
 ) -> None:
     """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
+    from mixfluence.policy.arms import totals
     from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
     from mixfluence.strategies.replay import replayed_weights
 
-    datasets = read_run_recipe(run).train
+    recipe = read_run_recipe(run)
     if which == "final" and not (run / WEIGHTS_FILE).exists():
         raise DataError(f"{run}: the run has not finished and has no {WEIGHTS_FILE}; use --which average")
     found = replayed_weights(run, which)
-    if clusters := [name for name in found if name not in datasets]:
+    if recipe.strategy.division and which == "average":
+        found = totals(found)
+    if clusters := [name for name in found if name not in recipe.train]:
         raise DataError(f"{run}: its trace has weights of clusters such as {clusters[0]}; use --which final")
     _write(json.dumps(found, indent=1) + "\n", file)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -34,13 +34,15 @@ class Partition:
     """Clusters to train on, and how often to draw each.
 
     `mixture` has the clusters with a weight, named like `pool/3.17`, or `nq/3.17` per dataset; `rows` has how many
-    rows every cluster has of each dataset.
+    rows every cluster has of each dataset. Arms are named like `nq/3`; their `weights` are empty, because they follow
+    from the start of a strategy, and `numbers` has the arm of each row, dataset after dataset.
     """
 
     mixture: Mixture
     weights: dict[str, float]
     rows: dict[str, dict[str, int]]
     datasets: tuple[str, ...]
+    numbers: NDArray[np.int16] | None = None
 
     def shares(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Return how much of each dataset is drawn, given weights or counts of drawn clusters."""
@@ -84,7 +86,7 @@ def partition(
     embedder = Embedder(encoder, texts)
     pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
     parts = [
-        _Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
+        Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
         for name, pool in pools.items()
     ]
     weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], smoothing)
@@ -97,7 +99,7 @@ def partition(
     return Partition(Mixture(drawn), weighted, rows, tuple(mixture))
 
 
-class _Clusters:
+class Clusters:
     """The clusters of datasets that are clustered together: leaves of a tree, small ones merged."""
 
     def __init__(self, name: str, datasets: Mixture, embedder: Embedder, least_rows: int, **shape: int) -> None:
@@ -118,20 +120,13 @@ class _Clusters:
         return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
 
     def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
-        """Yield the names and rows of chosen clusters. Texts are not copied, and tokenised once for all clusters."""
-        pool, *others = self.datasets.values()
-        if others:
-            pool = join({name: replace(rows, rows=_cast(rows.rows)) for name, rows in self.datasets.items()})
-        clusters = self._clusters.astype(np.int32)[self._leaves]
-        rows = np.flatnonzero(chosen[clusters])
-        rows = rows[np.argsort(clusters[rows], kind="stable")]
-        sizes = self.rows.sum(axis=1)[chosen]
-        for number, members in zip(np.flatnonzero(chosen), np.split(rows, np.cumsum(sizes))[:-1], strict=True):
-            # Row numbers and dataset fingerprints identify the rows, without reading their text again.
-            digest = xxhash.xxh3_128(json.dumps(list(self.datasets.fingerprints.values())).encode())
-            digest.update(members.tobytes())
-            subset = Subset(pool, members)
-            yield self.names[number], RowSet(pool.rows.select(members), digest.hexdigest(), subset=subset)
+        """Yield the names and rows of chosen clusters."""
+        for number, rows in select_rows(self.datasets, self.numbers(), chosen):
+            yield self.names[number], rows
+
+    def numbers(self) -> NDArray[np.int32]:
+        """Return the number of each row's cluster."""
+        return self._clusters.astype(np.int32)[self._leaves]
 
     def rows_by_dataset(self) -> dict[str, dict[str, int]]:
         """Return the number of rows of each cluster by dataset."""
@@ -139,6 +134,27 @@ class _Clusters:
             cluster: {name: count for name, count in zip(self.datasets, counts, strict=True) if count}
             for cluster, counts in zip(self.names, self.rows.tolist(), strict=True)
         }
+
+
+def select_rows(
+    datasets: Mixture, numbers: NDArray[np.integer[Any]], chosen: NDArray[np.bool_]
+) -> Iterator[tuple[int, RowSet]]:
+    """Yield the chosen clusters and their rows, given the cluster of each row.
+
+    Texts are not copied, and tokenised once for all clusters.
+    """
+    pool, *others = datasets.values()
+    if others:
+        pool = join({name: replace(rows, rows=_cast(rows.rows)) for name, rows in datasets.items()})
+    rows = np.flatnonzero(chosen[numbers])
+    rows = rows[np.argsort(numbers[rows], kind="stable")]
+    sizes = np.bincount(numbers, minlength=len(chosen))[chosen]
+    for number, members in zip(np.flatnonzero(chosen), np.split(rows, np.cumsum(sizes))[:-1], strict=True):
+        # Row numbers and dataset fingerprints identify the rows, without reading their text again.
+        digest = xxhash.xxh3_128(json.dumps(list(datasets.fingerprints.values())).encode())
+        digest.update(members.tobytes())
+        subset = Subset(pool, members)
+        yield int(number), RowSet(pool.rows.select(members), digest.hexdigest(), subset=subset)
 
 
 def _cluster(
@@ -170,7 +186,7 @@ def _cast(rows: Dataset) -> Dataset:
     return rows if rows.features == features else rows.cast(features)
 
 
-def _weights(parts: Sequence[_Clusters], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
+def _weights(parts: Sequence[Clusters], targets: Sequence[Points], smoothing: float) -> NDArray[np.float64]:
     """Return the mean over targets of the smoothed histogram over the clusters of all parts."""
     sizes = np.concatenate([part.rows.sum(axis=1) for part in parts])
     starts = np.cumsum([0, *(len(part.names) for part in parts)])[:-1]

@@ -22,6 +22,7 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenize import Task, Tokeniser, in_parallel, tokenise_unkept
 from mixfluence.data.tokens import TokenTable, open_array
 from mixfluence.embedding import TextEncoder, text_encoders
+from mixfluence.encoders import BIDIRECTIONAL
 from mixfluence.errors import MixfluenceError
 
 logger = logging.getLogger(__name__)
@@ -42,16 +43,19 @@ COLUMNS: dict[Texts, dict[str, Task]] = {
 
 
 class Embedder:
-    """Embeds rows by their anchor, their positive, or the normalised mean of both, with the encoder's own prompts.
+    """Embeds rows by their anchor, their positive, or the normalised mean of both.
 
+    The prompt is that of all texts; None for the encoder's own prompts.
     Runs in bfloat16 on GPUs that support it, because the files have 16-bit numbers anyway.
     """
 
-    def __init__(self, encoder: SentenceTransformer, texts: Texts) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: SentenceTransformer, texts: Texts, prompt: str | None = None) -> None:
+        self._encoder, self._prompt = encoder, prompt
         self._columns = COLUMNS[texts]
         self._half = encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self._identity = f"{texts}-{_identity(encoder)}{'-bfloat16' if self._half else ''}"
+        if prompt is not None:
+            self._identity += f"-{json.dumps(prompt)}"
 
     def key(self, rows: RowSet) -> str:
         """Return the cache key of the vectors of these rows."""
@@ -61,7 +65,7 @@ class Embedder:
         """Return one unit vector per row, memory-mapped."""
 
         def build(folder: Path) -> None:
-            logger.info("encoding %d rows for clustering", len(rows))
+            logger.info("encoding %d rows", len(rows))
             starts = range(0, len(rows), ROWS_PER_CHUNK)
             chunks = in_parallel(len(starts), lambda number: self._prepare(rows, starts[number]))
             console = Console(stderr=True)
@@ -86,7 +90,7 @@ class Embedder:
 
     @cached_property
     def _sides(self) -> dict[str, TextEncoder]:
-        encoders = text_encoders(self._encoder, dict.fromkeys(self._columns.values()))
+        encoders = text_encoders(self._encoder, dict.fromkeys(self._columns.values(), self._prompt))
         return {column: encoders[task] for column, task in self._columns.items()}
 
 
@@ -126,7 +130,7 @@ def _encode(chunk: Chunk, encoders: Sequence[TextEncoder]) -> Matrix:
     sides = [vectors.float().cpu().numpy()[places] for vectors, (_, places) in zip(found, chunk, strict=True)]
     vectors = np.sum(sides, axis=0)
     if not np.isfinite(vectors).all():
-        raise MixfluenceError("cannot cluster: embeddings of the encoder are not finite")
+        raise MixfluenceError("embeddings of the encoder are not finite")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     # Zero vectors, of texts without tokens, stay zero.
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
@@ -136,7 +140,8 @@ def _identity(encoder: SentenceTransformer) -> str:
     """Hash everything that determines an encoder's vectors, independent of where it was loaded from."""
     tokeniser = Tokeniser(encoder)
     inputs = [tokeniser.side(task, "").fingerprint for task in COLUMNS["both"].values()]
-    facts = [inputs, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
+    attention = getattr(getattr(encoder[0], "config", None), BIDIRECTIONAL, None)
+    facts = [inputs, attention, str(encoder), encoder.prompts, encoder.default_prompt_name, encoder.truncate_dim]
     digest = xxhash.xxh3_128(json.dumps(facts, sort_keys=True).encode())
     for name, weights in encoder.state_dict().items():
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())

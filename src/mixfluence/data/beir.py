@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,11 +44,19 @@ class BeirSource(FileSource):
 
     def read_rows(self) -> RowSet:
         files = find_beir_files(self.path, self.split)
-        options = {"format": "beir", "per": self.per}
-        return convert_once([*chain(*files)], options, lambda facts: _rows(files, self.per, facts.notes))
+        return self._convert(files, lambda: read_tables(files, judged_only=True))
 
-    def read_task(self, name: str) -> RetrievalSet:
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
         return read_task_files(find_beir_files(self.path, self.split), name)
+
+    def read_both(self, name: str) -> tuple[RowSet, RetrievalSet]:
+        files = find_beir_files(self.path, self.split)
+        tables = read_tables(files)
+        return self._convert(files, lambda: tables), make_task(name, files.qrels[0], *tables)
+
+    def _convert(self, files: BeirFiles, read: Callable[[], BeirTables]) -> RowSet:
+        options = {"format": "beir", "per": self.per}
+        return convert_once([*chain(*files)], options, lambda facts: _rows(files, read(), self.per, facts.notes))
 
 
 class BeirFiles(NamedTuple):
@@ -57,6 +65,14 @@ class BeirFiles(NamedTuple):
     corpus: list[Path]
     queries: list[Path]
     qrels: list[Path]
+
+
+class BeirTables(NamedTuple):
+    """The content of these files: judgements, and id -> text of judged queries and of passages."""
+
+    grades: Grades
+    queries: dict[str, str]
+    passages: dict[str, str]
 
 
 def find_beir_files(folder: Path, split: str, prefix: str = "") -> BeirFiles:
@@ -92,19 +108,28 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
-    """Return the task that these files contain."""
+def read_tables(files: BeirFiles, *, judged_only: bool = False) -> BeirTables:
+    """Read the files, with the whole corpus or with judged passages only."""
     grades = read_grades(files.qrels)
     queries = read_texts(files.queries, {query for query, _ in grades})
-    return make_task(name, files.qrels[0], grades, queries, read_texts(files.corpus, titled=True))
+    wanted = {passage for _, passage in grades} if judged_only else None
+    return BeirTables(grades, queries, read_texts(files.corpus, wanted, titled=True))
+
+
+def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
+    """Return the task that these files contain."""
+    return make_task(name, files.qrels[0], *read_tables(files))
 
 
 def make_task(
-    name: str, qrels: Path, grades: Grades, queries: dict[str, str], passages: dict[str, str]
+    name: str, qrels: object, grades: Grades, queries: dict[str, str], passages: dict[str, str]
 ) -> RetrievalSet:
-    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out with a note."""
+    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out with a note.
+
+    `qrels` is where notes say that the judgements come from.
+    """
     notes: list[str] = []
-    known = _drop_unknown(grades, queries, passages, qrels, notes)
+    known = drop_unknown(grades, queries, passages, qrels, notes)
     judged: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
     for (query, passage), grade in known.items():
         judged[query][passage] = grade
@@ -119,14 +144,19 @@ def make_task(
     )
 
 
-def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
-    grades = read_grades(files.qrels)
-    queries = read_texts(files.queries, {query for query, _ in grades})
-    passages = read_texts(files.corpus, {passage for _, passage in grades}, titled=True)
-    grades = _drop_unknown(grades, queries, passages, files.qrels[0], notes)
+def _rows(files: BeirFiles, tables: BeirTables, per: str, notes: list[str]) -> Iterator[Row]:
+    grades, queries, corpus = tables
+    judged = {passage for _, passage in grades}
+    passages = {id: text for id, text in corpus.items() if id in judged}
+    grades = drop_unknown(grades, queries, passages, files.qrels[0], notes)
     for (file, *_), what, texts in (files.queries, "queries", queries), (files.corpus, "judged passages", passages):
         empty = [f"'{id}'" for id, text in texts.items() if not text]
         note_dropped(notes, file, f"{what} without text", empty, len(texts))
+    yield from judged_rows(grades, queries, passages, per)
+
+
+def judged_rows(grades: Grades, queries: dict[str, str], passages: dict[str, str], per: str) -> Iterator[Row]:
+    """Yield a row for each positive, or with `per="query"` for the best of each query; empty texts are left out."""
     positives = [pair for pair, grade in grades.items() if grade > 0 and queries[pair[0]] and passages[pair[1]]]
     if per == "query":
         best: dict[str, tuple[str, str]] = {}
@@ -138,9 +168,10 @@ def _rows(files: BeirFiles, per: str, notes: list[str]) -> Iterator[Row]:
         yield Row(queries[query], passages[passage])
 
 
-def _drop_unknown(
-    grades: Grades, queries: Collection[str], passages: Collection[str], qrels: Path, notes: list[str]
+def drop_unknown(
+    grades: Grades, queries: Collection[str], passages: Collection[str], qrels: object, notes: list[str]
 ) -> Grades:
+    """Return the judgements whose query and passage exist; a few others are noted, many are an error."""
     unknown: list[str] = []
     known: Grades = {}
     for (query, passage), grade in grades.items():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
+from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
 from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.corpus import CorpusSource
+from mixfluence.data.debdocs import DebdocsSource
+from mixfluence.data.mining import MiningSection, mine_negatives
 from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
@@ -25,9 +29,13 @@ FORMATS: dict[str, type[SourceSection]] = {
     "beir": BeirSource,
     "pairs": PairsSource,
     "hub": HubSource,
+    "corpus": CorpusSource,
     "pydocs": PydocsSource,
+    "debdocs": DebdocsSource,
     "bge_m3": BgeM3Source,
     "mldr": MldrSource,
+    "mteb": MtebSource,
+    "ir_datasets": IrDatasetsSource,
 }
 Source = Annotated[SerializeAsAny[SourceSection], registered(FORMATS, "format")]
 
@@ -74,15 +82,33 @@ def check_defaults(defaults: Any) -> None:
 
 
 def read_rows(source: Source) -> RowSet:
-    """Read the training or dev rows of a source, with a note if their number differs from the published one."""
+    """Read the training or dev rows of a source, with mined negatives and notes."""
     rows = source.read_rows()
-    published = source.published.rows if source.published else None
-    return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
+    if isinstance(source.negatives, MiningSection):
+        return _finish_rows(source, rows, source.read_task(source.location, rows).docs)
+    return _finish_rows(source, rows)
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:
     """Read a source as a retrieval task with its prompts; the reader's notes and other counts are logged."""
-    task = source.read_task(name)
+    return _with_prompts(name, source, source.read_task(name))
+
+
+def read_both(name: str, source: Source) -> tuple[RowSet, RetrievalSet]:
+    """Read a source as `read_rows` and `read_task` do, its files once."""
+    rows, task = source.read_both(name)
+    return _finish_rows(source, rows, task.docs), _with_prompts(name, source, task)
+
+
+def _finish_rows(source: Source, rows: RowSet, passages: Sequence[str] = ()) -> RowSet:
+    """Mine negatives among the passages, if the source says so, and note another number than was published."""
+    if isinstance(source.negatives, MiningSection):
+        rows = mine_negatives(rows, passages, source.negatives, (source.query_prompt, source.passage_prompt))
+    published = source.published.rows if source.published else None
+    return replace(rows, notes=(*rows.notes, *count_difference(source.location, "rows", len(rows), published)))
+
+
+def _with_prompts(name: str, source: Source, task: RetrievalSet) -> RetrievalSet:
     notes = list(task.notes)
     for what, count in task.counts.items():
         notes += count_difference(name, what, count, getattr(source.published, what, None))

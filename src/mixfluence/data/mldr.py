@@ -35,7 +35,7 @@ class MldrSource(FileSource):
         reader = RecordReader(str(file), per="query")
         return convert_once([file], {"format": "mldr"}, lambda facts: reader.read([_records(file)], facts))
 
-    def read_task(self, name: str) -> RetrievalSet:
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
         if (self.path / f"{self.language}-corpus").is_dir():
             return read_task_files(find_beir_files(self.path, self.split, prefix=f"{self.language}-"), name)
         qrels = find_file(self.path / "qrels", f"qrels.mldr-v1.0-{self.language}-{self.split}.tsv")

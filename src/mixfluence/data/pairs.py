@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from mixfluence.data.columns import ColumnMap, Roles, find_roles, mapped_roles, names
+from mixfluence.data.mining import MiningSection
 from mixfluence.data.rows import ROWS_PER_BATCH, Facts, Row, RowSet, convert_once
 from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, Record, SourceSection, note_dropped, read_records
 from mixfluence.data.tables import Dialect
@@ -43,17 +44,19 @@ class RecordsSource(SourceSection):
 
     `columns` maps the roles `anchor`, `positive`, `negatives` (one column of lists, or several columns) and `scores`
     (a list with one number per passage, positives first) to columns. Without it, columns are recognised by their
-    names. `per` makes one row per positive or per record, `negatives` is the maximum number of hard negatives that a
-    row keeps.
+    names. `per` makes one row per positive or per record. As a number, `negatives` is the maximum number of hard
+    negatives that a row keeps.
     """
 
     columns: dict[str, str | list[str]] | None = None
     per: Per = "pair"
-    negatives: WholeNumber | None = None
+    negatives: WholeNumber | MiningSection | None = None  # type: ignore[assignment] # wider than in other formats
 
     def _convert(self, name: str, files: list[Path], read: ReadFiles) -> RowSet:
+        most = self.negatives if isinstance(self.negatives, int) else None
         options = self.model_dump(exclude={"path", "published", "query_prompt", "passage_prompt"})
-        reader = RecordReader(name, self.columns, per=self.per, negatives=self.negatives)
+        options["negatives"] = most
+        reader = RecordReader(name, self.columns, per=self.per, negatives=most)
         return convert_once(files, options, lambda facts: reader.read(read(facts.notes), facts))
 
 

@@ -59,7 +59,7 @@ class PydocsSource(SourceSection):
         rows = everything.rows.select(self._positions(everything))
         return RowSet(rows, fingerprint(rows))
 
-    def read_task(self, name: str) -> RetrievalSet:
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
         everything = _read_library(self.library)
         summaries, bodies = list(everything.rows["anchor"]), list(everything.rows["positive"])
         ids = [f"{self.library}-{i}" for i in range(len(bodies))]

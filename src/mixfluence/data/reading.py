@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mixfluence.data.formats import Source, read_rows, read_task
+from mixfluence.data.formats import Source, read_both, read_rows, read_task
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import MixfluenceError, refuse
 from mixfluence.recipe import Recipe
 from mixfluence.runs import OVERLAP_FILE
+from mixfluence.strategies import Scoring
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,9 +48,13 @@ def read_data(recipe: Recipe) -> Data:
     problems: list[MixfluenceError] = []
     test = _read_each("test", recipe.test, read_task, problems)
     train = _read_each("train", recipe.train, lambda _, source: read_rows(source), problems)
-    dev = _read_each("dev", recipe.dev, lambda _, source: read_rows(source), problems)
     scoring = recipe.strategy.scoring
-    tasks = list(_read_each("dev", recipe.dev if recipe.selection or scoring else {}, read_task, problems).values())
+    tasks: list[RetrievalSet] = []
+    if recipe.selection or scoring:
+        both = _read_each("dev", recipe.dev, read_both, problems)
+        dev, tasks = {name: rows for name, (rows, _) in both.items()}, [task for _, task in both.values()]
+    else:
+        dev = _read_each("dev", recipe.dev, lambda _, source: read_rows(source), problems)
     refuse(problems)
     mixture, overlaps = without_overlap(
         Mixture(train), {name: task.queries for name, task in test.items()}, recipe.overlap
@@ -58,15 +63,19 @@ def read_data(recipe: Recipe) -> Data:
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
-    halves = recipe.selection is not None and recipe.selection.dev == "halves"
-    samples = [scoring_sample(task, scoring.queries, scoring.passages, halves=halves) for task in tasks if scoring]
+    samples = dev_samples(recipe, scoring, tasks) if scoring else []
     selection = []
     if recipe.selection:
-        if halves:
+        if recipe.halves:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
             tasks = [selecting_half(task) for task in tasks]
         selection = [task.sample_corpus(recipe.selection.corpus) for task in tasks]
     return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps, samples)
+
+
+def dev_samples(recipe: Recipe, scoring: Scoring, tasks: Iterable[RetrievalSet]) -> list[RetrievalSet]:
+    """Return a sample of each dev set to score models by; with `selection.dev: halves` of the half that guides."""
+    return [scoring_sample(task, scoring.queries, scoring.passages, halves=recipe.halves) for task in tasks]
 
 
 def _read_each(

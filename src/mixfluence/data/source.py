@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import AfterValidator, ValidationInfo
 
+from mixfluence.data.mining import MiningSection
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
 from mixfluence.schema import Count, PathLike, Section, short
 
-LOCATION_KEYS = {"path", "id", "config", "library", "language", "split"}
+LOCATION_KEYS = {"path", "id", "config", "library", "task", "language", "kind", "split"}
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
 ANY_DIALECT = Dialect()
+UNPACK: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
 # A record's place in its file, for messages, and its value.
 Record = tuple[str, Any]
 
@@ -43,12 +47,13 @@ class SourceSection(Section):
     """A data source. A format is a subclass with a literal `format` and a line in `formats.FORMATS`.
 
     Prompts are prepended to every text, in training and in testing; without one the model's own is used.
-    Counts that differ from `published` are reported as warnings.
+    Counts that differ from `published` are reported as warnings. `negatives` are mined for rows without any.
     """
 
     query_prompt: str | None = None
     passage_prompt: str | None = None
     published: PublishedSection | None = None
+    negatives: MiningSection | None = None
 
     @property
     def location(self) -> str:
@@ -64,27 +69,34 @@ class SourceSection(Section):
     def read_rows(self) -> RowSet:
         """Return the training rows. `formats.read_rows` also compares them with the published counts."""
 
-    def read_task(self, name: str) -> RetrievalSet:
-        """Return a retrieval task; unless the format has a corpus, all passages of the rows are the corpus."""
-        return retrieval_from_rows(name, self.read_rows())
+    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
+        """Return a retrieval task; unless the format has a corpus, all passages of the (given) rows are the corpus."""
+        return retrieval_from_rows(name, self.read_rows() if rows is None else rows)
+
+    def read_both(self, name: str) -> tuple[RowSet, RetrievalSet]:
+        """Return the rows and the task of a dev set, whose files are read once."""
+        rows = self.read_rows()
+        return rows, self.read_task(name, rows)
+
+
+def _exists(path: Path, info: ValidationInfo) -> Path:
+    may_be_missing = (info.context or {}).get("files_may_be_missing")
+    if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
+        raise ValueError(f"no such file or folder: {path.absolute()}")
+    return path
+
+
+ExistingPath = Annotated[PathLike, AfterValidator(_exists)]
 
 
 class FileSource(SourceSection):
     """A source on this machine."""
 
-    path: PathLike
+    path: ExistingPath
 
     @property
     def on_disk(self) -> bool:
         return self.path.exists()
-
-    @field_validator("path")
-    @classmethod
-    def _exists(cls, path: Path, info: ValidationInfo) -> Path:
-        may_be_missing = (info.context or {}).get("files_may_be_missing")
-        if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
-            raise ValueError(f"no such file or folder: {path.absolute()}")
-        return path
 
 
 def note_dropped(
@@ -108,10 +120,15 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the place and text of every line that is not blank; a file ending in `.gz` is unpacked."""
+    """Yield the place and text of every line that is not blank; `.gz`, `.bz2` and `.xz` files are unpacked."""
     for number, text in enumerate(_lines(path, encoding), 1):
         if text and not text.isspace():
             yield f"{path}:{number}", text
+
+
+def read_text(path: Path) -> str:
+    """Return a text file as it is, without a byte order mark."""
+    return "\n".join(_lines(path))
 
 
 def read_records(path: Path, dialect: Dialect = ANY_DIALECT, notes: list[str] | None = None) -> Iterator[Record]:
@@ -151,7 +168,7 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     """Yield every line without its end; a byte order mark is removed."""
     number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+        with UNPACK[path.suffix](path) if path.suffix in UNPACK else path.open("rb") as stream:
             # UTF-8 by line, so that errors name the line.
             lines: Iterable[Any] = io.TextIOWrapper(stream, encoding, newline="\n") if encoding else stream
             for number, line in enumerate(lines, 1):
@@ -160,7 +177,7 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
     except UnicodeDecodeError as error:
         hint = "" if encoding else "; write its encoding, such as encoding: latin-1"
         raise DataError(f"{path}:{number}: not valid {encoding or 'UTF-8'} ({error}){hint}") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: expected a readable file ({error.strerror or error})") from error

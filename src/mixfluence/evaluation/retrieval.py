@@ -9,11 +9,12 @@ from statistics import fmean
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.model import BaseModel
+from torch import Tensor
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import DataError
 from mixfluence.evaluation.results import Evaluation, score_rankings
-from mixfluence.evaluation.search import Hits, search, search_bm25
+from mixfluence.evaluation.search import Hits, check_finite, exact_search, search, search_bm25
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ def rank_task(
     """Return what `evaluate` scores: the first `k` hits of every query."""
     rankings = build_rankings(task, search(model, task, k + 1, batch_size=batch_size, show_progress=show_progress), k)
     return _matching(rankings) if isinstance(model, SparseEncoder) else rankings
+
+
+def rank_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> dict[str, Ranking]:
+    """Return the first `k` hits of every query, given unit vectors of queries and passages."""
+    return build_rankings(task, check_finite(task, exact_search(queries, passages, k + 1)), k)
 
 
 def score_task(task: RetrievalSet, rankings: Mapping[str, Ranking]) -> Evaluation:

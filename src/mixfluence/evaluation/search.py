@@ -39,11 +39,15 @@ Hits = tuple[Tensor, Tensor]
 def search(model: BaseModel, task: RetrievalSet, k: int, *, batch_size: int, show_progress: bool = False) -> Hits:
     """Return the `k` best passages of each query; refuse scores that are not finite."""
     with torch.inference_mode():
-        scores, positions = _search(model, task, k, batch_size, show_progress)
+        return check_finite(task, _search(model, task, k, batch_size, show_progress))
+
+
+def check_finite(task: RetrievalSet, hits: Hits) -> Hits:
+    """Return the hits of a task; refuse scores that are not finite."""
     # NaN sorts first, so that a single such passage is found here.
-    if not scores.isfinite().all():
+    if not hits[0].isfinite().all():
         raise MixfluenceError(f"{task.name}: embeddings are not finite; has training diverged?")
-    return scores, positions
+    return hits
 
 
 @singledispatch
@@ -117,11 +121,14 @@ def _rerank(model: CrossEncoder, task: RetrievalSet, k: int, batch_size: int, sh
 
 
 def encode_task(
-    model: SentenceTransformer, task: RetrievalSet, *, batch_size: int, show_progress: bool = False
+    model: BaseModel, task: RetrievalSet, *, batch_size: int, show_progress: bool = False, unit: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised embeddings of queries and passages, on the model's device; token ids are cached."""
+    """Return unit vectors, or vectors of any length, of queries and passages, on the model's device.
+
+    The model is a dense one. Token ids are cached.
+    """
     queries, passages = (
-        encoder.encode(texts, batch_size=batch_size, show_progress=show_progress)
+        encoder.encode(texts, batch_size=batch_size, show_progress=show_progress, unit=unit)
         for encoder, texts in _tokenised(model, task)
     )
     return queries, passages

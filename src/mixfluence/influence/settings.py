@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from mixfluence.errors import RecipeError
 from mixfluence.schema import BatchSize, Section, word_or_positive
@@ -156,12 +156,16 @@ class Probe(Measurement):
         aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
         batch_size: Rows per step; the rows that a process has of a training batch if None.
+        reliability: Measure each target on as few rows as make this share of the variance between datasets more than
+            noise of the rows, judged by its last round: at least 32, at most `dev_batch_size`, a quarter of that in
+            the first round. None always uses `dev_batch_size`.
     """
 
     alone = True
     state: Literal["inherited", "momentum-free"] = "inherited"
     learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
     snapshot: Literal["device", "cpu"] = "device"
+    reliability: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
         from mixfluence.influence.probe import Prober
@@ -223,7 +227,8 @@ class Probing:
     Attributes:
         method: How to measure.
         steps: Batches per dataset: the training steps of a probe.
-        subset: How many datasets a round measures, drawn anew each time; None for all.
+        subset: How many datasets a round measures, chosen anew each time; None for all.
+        complete_first: Whether the first round measures all, whatever the `subset`.
         reptile: How the model follows its probes; None if it does not.
     """
 
@@ -231,3 +236,8 @@ class Probing:
     steps: int = 1
     subset: int | None = None
     reptile: Reptile | None = None
+    complete_first: bool = False
+
+    def measured(self, possible: int, *, first: bool = False) -> int:
+        """Return how many of the datasets that could be measured a round measures."""
+        return possible if first and self.complete_first else min(self.subset or possible, possible)

@@ -4,6 +4,7 @@ All arrays are in the order of the mixture's datasets. Logits are stored and upd
 of 0.3 gives some datasets 1e-10, which rounding would lose.
 """
 
+from mixfluence.policy.arms import Arms as Arms
 from mixfluence.policy.bounds import Vector as Vector
 from mixfluence.policy.bounds import cap as cap
 from mixfluence.policy.bounds import lift as lift

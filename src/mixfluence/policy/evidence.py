@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfluence.policy.bounds import Vector
+from mixfluence.policy.siblings import share_evidence
 
 # Relative differences below this are rounding errors.
 ROUNDING = 1e-12
@@ -51,11 +52,15 @@ class Evidence:
     do not explain (empirical Bayes). The training batches of a probe are a sample too, which only the agreement of
     successive rounds shows: with `gate`, the gate opens as their correlation, over the whole run, exceeds chance, and
     is fully open at twice its standard deviation. While it is closed, probabilities stay at the start.
+
+    Datasets that have the same number in `groups` are clusters of one dataset: with `shrink` they share evidence, and
+    a reward also has those that were not measured, if a sibling was.
     """
 
-    def __init__(self, *, shrink: bool = True, gate: bool = True) -> None:
+    def __init__(self, *, shrink: bool = True, gate: bool = True, groups: NDArray[np.int64] | None = None) -> None:
         self.shrink = shrink
         self.gate = gate
+        self._groups = groups
         self._last: dict[int, list[float]] = {}
         self._agreed, self._comparisons = 0.0, 0.0
 
@@ -65,14 +70,17 @@ class Evidence:
         Values and errors have one entry per measured dataset, or a row per dataset and a column per target. Columns
         are judged one by one and share the gate.
         """
-        contrasts = values - values.mean(axis=0)
-        spread = contrasts.std(axis=0)
-        spread = np.where(spread <= ROUNDING * np.abs(values).max(axis=0, initial=0.0), 0.0, spread)
-        contrasts = np.where(spread > 0, contrasts, 0.0)
+        contrasts, spread = _contrasts(values)
         if spread.any():
             scaled = np.divide(contrasts, spread, out=np.zeros_like(contrasts), where=spread > 0)
             self._compare_with_last(dict(zip(probed.tolist(), scaled.reshape(len(probed), -1).tolist(), strict=True)))
-        trust = _signal_share(contrasts, errors) if self.shrink else np.ones_like(contrasts)
+        trust = np.ones_like(contrasts)
+        if self.shrink:
+            signal = _signal(contrasts, errors)
+            if self._groups is not None:
+                probed, values, errors = share_evidence(probed, values, errors, self._groups)
+                contrasts, spread = _contrasts(values)
+            trust = _signal_share(signal, errors)
         return Reward(probed, contrasts, spread, np.where(spread > 0, trust, 0.0), self._openness())
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,8 +113,19 @@ class Evidence:
                 self._comparisons += len(both) - 1
 
 
-def _signal_share(contrasts: Vector, errors: Vector) -> Vector:
+def _contrasts(values: Vector) -> tuple[Vector, Vector]:
+    """Return each value minus their mean, and the standard deviation, both 0 where only rounding differs."""
+    contrasts = values - values.mean(axis=0)
+    spread = contrasts.std(axis=0)
+    spread = np.where(spread <= ROUNDING * np.abs(values).max(axis=0, initial=0.0), 0.0, spread)
+    return np.where(spread > 0, contrasts, 0.0), spread
+
+
+def _signal(contrasts: Vector, errors: Vector) -> Vector:
+    """Return the variance of the contrasts that their errors do not explain, in each column."""
+    return np.asarray(np.maximum(0.0, np.mean(contrasts**2, axis=0) - np.mean(errors**2, axis=0)))
+
+
+def _signal_share(signal: Vector, errors: Vector) -> Vector:
     """Return the share of each contrast that is signal: var(signal) / (var(signal) + error^2), in each column."""
-    noise = errors**2
-    signal = np.maximum(0.0, np.mean(contrasts**2, axis=0) - noise.mean(axis=0))
-    return np.asarray(np.divide(signal, signal + noise, out=np.zeros_like(contrasts), where=signal > 0))
+    return np.asarray(np.divide(signal, signal + errors**2, out=np.zeros_like(errors), where=signal > 0))

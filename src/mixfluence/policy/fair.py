@@ -51,13 +51,18 @@ class Fair(Rule):
             return logits
         shape = (len(logits), reward.contrasts.shape[1])
         total, weight = (self._state.setdefault(name, np.zeros(shape)) for name in ("total", "weight"))
-        # A round knows contrasts up to a constant: the measured datasets keep their mean among all.
-        values = reward.standardised() + (total / (START_WEIGHT + weight))[reward.probed].mean(axis=0)
+        # A round knows contrasts up to a constant and a scale: the measured datasets keep their mean among all and, if
+        # they are a subset, the spread that is expected of them. Few that are alike would else seem far apart.
+        known = (total / (START_WEIGHT + weight))[reward.probed]
+        unknown = (START_WEIGHT / (START_WEIGHT + weight))[reward.probed]
+        whole = len(reward.probed) == np.isfinite(self._start).sum()
+        spread = 1.0 if whole else np.sqrt(known.var(axis=0) + unknown.mean(axis=0))
+        values = spread * reward.standardised() + known.mean(axis=0)
         learned = np.tile(reward.trust.mean(axis=0), (len(logits), 1))
         learned[reward.probed] = reward.trust
         # In place: these arrays are the state.
-        for known in (total, weight):
-            known *= self.memory**learned
+        for kept in (total, weight):
+            kept *= self.memory**learned
         total[reward.probed] += reward.trust * values
         weight[reward.probed] += reward.trust
         if not reward.gate:

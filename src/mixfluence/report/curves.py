@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from mixfluence.influence.settings import FORWARD
+from mixfluence.policy.arms import totals
 from mixfluence.runs import MEASURE, Run, TraceLine, checkpoint_files
 from mixfluence.strategies import FINAL
 
@@ -30,6 +31,20 @@ def thin(items: Sequence[Item]) -> list[Item]:
     if len(items) <= MOST_POINTS:
         return list(items)
     return [items[round(place * (len(items) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
+
+
+def with_terms(trace: Sequence[TraceLine]) -> list[TraceLine]:
+    """Return a trace in which clusters have their typical terms in their names, such as `nq/3: river, lake`."""
+    datasets = trace[0]["datasets"] if trace else {}
+    names = {arm: f"{arm}: {', '.join(terms)}" for arm, facts in datasets.items() if (terms := facts.get("terms"))}
+    return [_renamed(line, names) for line in trace] if names else list(trace)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return JSON values with other names for keys, at any depth."""
+    if not isinstance(value, dict):
+        return value
+    return {names.get(key, key): _renamed(own, names) for key, own in value.items()}
 
 
 def smoothed(points: Points) -> Points:
@@ -71,6 +86,14 @@ def sampling_states(trace: Sequence[TraceLine]) -> States:
     return thin([(0, trace[1]["weights"]), *by_step.items()])
 
 
+def dataset_states(run: Run, trace: Sequence[TraceLine]) -> States:
+    """Return the sampling probabilities of the datasets, also if the run draws clusters of them."""
+    states = sampling_states(trace)
+    if run.recipe.strategy.division is None:
+        return states
+    return [(step, totals({arm: weight or 0.0 for arm, weight in own.items()})) for step, own in states]
+
+
 def epochs(trace: Sequence[TraceLine]) -> dict[str, float]:
     """Return how often the rows of each dataset were trained on."""
     datasets = trace[0]["datasets"] if trace else {}
@@ -98,6 +121,7 @@ def influences(trace: Sequence[TraceLine]) -> dict[str, States]:
 def final_weights(run: Run) -> dict[str, float]:
     """Return the final probability of each dataset, or the last one of an unfinished run; none for clusters."""
     last = run.trace[-1].get("weights", {}) if run.trace else {}
+    last = totals(last) if run.recipe.strategy.division else last
     return run.weights or (last if last.keys() <= run.recipe.train.keys() else {})
 
 
@@ -106,7 +130,7 @@ def dev_evals(run: Run) -> dict[str, Points]:
 
     The trainer library logs them in its newest checkpoint; a run without checkpoints has none.
     """
-    for path in reversed(checkpoint_files(run.path, "trainer_state.json")):
+    for path in checkpoint_files(run.path, "trainer_state.json"):
         try:
             history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
         except (ValueError, KeyError):
@@ -154,15 +178,20 @@ def step_equivalents(run: Run) -> float:
     """Return the work of a run in training steps, which does not depend on how busy its machine was.
 
     A forward pass is a third of a step, as in `mixfluence plan`; rounds of probes are counted as the trace has them.
+    Models that are scored on dev sets encode samples of the size that the strategy asks for.
     """
-    training, probing = run.recipe.training, run.recipe.strategy.probing
+    training, probing, scoring = run.recipe.training, run.recipe.strategy.probing, run.recipe.strategy.scoring
     rows = training.batch_size * training.gradient_accumulation
+    texts = len(run.recipe.dev) * (scoring.queries + scoring.passages) if scoring else 0
+    # A training row has two texts.
+    scored = texts / (2 * rows) * FORWARD
     spent, hours = (sum(run.record.get(unit, {}).values()) for unit in ("seconds", "gpu_hours"))
     processes = max(1, round(3600 * hours / spent)) if spent else 1
     traces, work = {**run.stages, FINAL: run.trace}, 0.0
     for stage in run.recipe.strategy.stages(run.recipe):
         trace = traces.get(stage.name) or [{"step": 0}]
-        work += trace[-1]["step"] * (1 + FORWARD if stage.against else 1)
+        step_cost = scored if stage.merges else 1 + FORWARD if stage.against else 1
+        work += trace[-1]["step"] * step_cost + (scored if stage.scored else 0)
         for update in (line["update"] for line in trace if probing and "update" in line):
             assert probing is not None
             dev = sum(update.get("rows", {}).values()) / rows
@@ -172,4 +201,5 @@ def step_equivalents(run: Run) -> float:
             work += cost if measured else dev * FORWARD
     if run.recipe.strategy.clusters:
         work += sum(facts["rows"] for facts in run.record["datasets"].values()) / rows * FORWARD
-    return work
+    selected = sum(int(facts["rows"]) for facts in run.record.get("select", {}).values())
+    return float(work + selected / rows * FORWARD)

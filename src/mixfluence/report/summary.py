@@ -246,4 +246,5 @@ def method_of(group: Group) -> tuple[str, str]:
         return f"{strategy.label} + BM25", strategy.start_label
     if name:
         return "BM25" if name == "bm25" else name, MISSING
-    return strategy.label, strategy.start_label
+    selected = group.recipe.select
+    return strategy.label + (f", {selected.keep:.0%} of rows" if selected else ""), strategy.start_label

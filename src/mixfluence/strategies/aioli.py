@@ -15,7 +15,7 @@ from mixfluence.influence import Probe, Probing
 from mixfluence.policy import UNIFORM, InitialField, Vector, lift, softmax
 from mixfluence.policy.evidence import ROUNDING
 from mixfluence.schema import Count, Fraction, Positive, Share, WholeNumber
-from mixfluence.strategies.base import Strategy
+from mixfluence.strategies.base import ArmStrategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NONE = np.array([], np.int64)
 
 
-class Aioli(Strategy):
+class Aioli(ArmStrategy):
     """Measure influences in line (Chen et al., arXiv 2411.05735): every step of a measurement trains the model.
 
     Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps, and the
@@ -71,7 +71,7 @@ class Aioli(Strategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         self._names = list(sizes)
-        self._start = self.init.logits(sizes)
+        self._start = self._initial_logits(sizes)
         # A dataset of weight zero is never drawn, not even in a block.
         self._tried = np.flatnonzero(np.isfinite(self._start))
         self._gains = np.zeros(len(self._names))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
 from mixfluence.policy import (
     PROPORTIONAL,
+    Arms,
     InitialField,
     Similar,
     Vector,
@@ -92,7 +95,6 @@ class Strategy(Section):
         title: Its name in tables; the class name if empty.
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
-        clusters: Whether it samples clusters of the pool instead of datasets; see `divide`.
         learns_from_loss: Whether it is told the loss of every batch; see `observe`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
@@ -103,7 +105,6 @@ class Strategy(Section):
     title: ClassVar[str] = ""
     needs_dev: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
-    clusters: ClassVar[bool] = False
     learns_from_loss: ClassVar[bool] = False
     own_negatives_only: ClassVar[bool] = False
     name: str = ""
@@ -121,6 +122,16 @@ class Strategy(Section):
         """A short description of the initial distribution."""
         init = getattr(self, "init", None)
         return init.label if init else ""
+
+    @property
+    def clusters(self) -> bool:
+        """Whether it samples what `divide` returns, such as clusters of the pool, instead of the datasets."""
+        return self.division is not None
+
+    @property
+    def division(self) -> Arms | None:
+        """How each dataset is cut into arms; None for a strategy that draws datasets or clusters of the pool."""
+        return None
 
     def check(self, recipe: Recipe) -> None:
         """Raise a ValueError if the strategy cannot work in a recipe."""
@@ -208,12 +219,16 @@ class Strategy(Section):
         """
         return False
 
-    def space_rounds(self, cost: float, steps: int) -> None:
-        """Take the cost of a round, in training steps, before a run of so many steps."""
+    def space_rounds(self, cost: float, steps: int, extra: float = 0.0) -> None:
+        """Take the cost of a round and what the first one costs more, in training steps, before a run."""
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""
         return np.flatnonzero(self.weights() > 0)
+
+    def urgency(self) -> Vector | None:
+        """Return how much each dataset should be measured next, if a round measures a subset; None for at random."""
+        return None
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
@@ -246,11 +261,59 @@ class Strategy(Section):
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
-class LogitStrategy(Strategy):
-    """Draws by the softmax of logits, and measures at intervals. Subclasses say how logits move.
+class ArmStrategy(Strategy):
+    """Starts from a distribution over the datasets, and draws datasets or clusters of them.
 
     Attributes:
         init: The initial distribution.
+        arms: Draw clusters of each dataset instead of datasets; None to draw datasets.
+    """
+
+    init: InitialField = PROPORTIONAL
+    arms: Arms | None = None
+
+    @model_validator(mode="after")
+    def _batches_have_one_loss(self) -> Self:
+        if self.learns_from_loss and self.arms and self.arms.batches == "dataset":
+            raise ValueError(
+                f"arms.batches: {self.name} learns from the loss of a batch, which must be of one cluster"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        return f"{super().label}, {self.arms.label}" if self.arms else super().label
+
+    @property
+    def division(self) -> Arms | None:
+        return self.arms
+
+    def divide(
+        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
+    ) -> Partition:
+        from mixfluence.clustering.arms import cut_into_arms
+        from mixfluence.encoders import load_encoder
+
+        assert self.arms is not None
+        encoder = load_encoder(self.arms.encoder) if self.arms.encoder else load_encoder(**model.model_dump())
+        return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=seed)
+
+    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
+        own = super().encoded_rows(train, dev)
+        if self.arms is None:
+            return own
+        check_faiss()
+        return own + sum(rows for rows in train.values() if self.arms.number(rows) > 1)
+
+    def _initial_logits(self, sizes: Mapping[str, int]) -> Vector:
+        """Return the logits to start from."""
+        return self.arms.logits(self.init, sizes) if self.arms else self.init.logits(sizes)
+
+
+class LogitStrategy(ArmStrategy):
+    """Draws by the softmax of logits, and measures at intervals. Subclasses say how logits move.
+
+    Attributes:
         update_every: Steps between updates.
         warmup_steps: Steps before the first update.
         budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
@@ -260,7 +323,6 @@ class LogitStrategy(Strategy):
     """
 
     needs_dev = True
-    init: InitialField = PROPORTIONAL
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
     budget: Positive | None = None
@@ -273,20 +335,20 @@ class LogitStrategy(Strategy):
         return self._logits
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._logits = self.init.logits(sizes)
+        self._logits = self._initial_logits(sizes)
         self.weights()  # an impossible floor is refused before training starts
 
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)
 
-    def space_rounds(self, cost: float, steps: int) -> None:
+    def space_rounds(self, cost: float, steps: int, extra: float = 0.0) -> None:
         if self.budget is None:
             return
-        allowed = int(self.budget * steps / cost)
-        if not allowed:
+        allowed = int((self.budget * steps - extra) / cost)
+        if allowed < 1:
+            once = f"measuring once costs {cost + extra:.0f} steps, more than {self.budget:g} of {steps}"
             raise RecipeError(
-                f"strategy.budget: measuring once costs {cost:.0f} steps, more than {self.budget:g} of {steps}; raise "
-                "the budget, lower inner_steps or dev_batch_size, or measure a subset"
+                f"strategy.budget: {once}; raise the budget, lower inner_steps or dev_batch_size, or measure a subset"
             )
         self._rounds_at = growing_intervals(max(1, self.warmup_steps), steps, allowed, least=self.update_every)
 
@@ -306,6 +368,12 @@ class LogitStrategy(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._logits = logits_from_json(state["logits"])
+
+
+def check_faiss() -> None:
+    """Refuse to cluster without the library for it."""
+    if find_spec("faiss") is None:
+        raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
 
 
 def growing_intervals(first: int, end: int, count: int, *, least: int) -> list[int]:

@@ -52,13 +52,17 @@ class Chameleon(Strategy):
     """
 
     title = "Chameleon"
-    clusters = True
     name: Literal["chameleon"] = "chameleon"
     favour: Literal["unique", "common"] = "unique"
     encoder: str | None = None
     texts: Literal["both", "query", "passage"] = "both"
     rows: Count = 2048
     ridge: Positive = 1.0
+
+    @property
+    def clusters(self) -> bool:
+        """The datasets themselves, whose weights need their embeddings."""
+        return True
 
     @property
     def start_label(self) -> str:

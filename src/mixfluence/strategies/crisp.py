@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,7 +11,7 @@ from pydantic import Field
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Weights
 from mixfluence.schema import NonNegative
-from mixfluence.strategies.base import FINAL, Stage, Strategy
+from mixfluence.strategies.base import FINAL, Stage, Strategy, check_faiss
 from mixfluence.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ class CRISP(Strategy):
 
     title = "CRISP"
     needs_dev = True
-    clusters = True
     name: Literal["crisp"] = "crisp"
     encoder: str | None = None
     levels: Annotated[int, Field(ge=1, le=3)] = 1
@@ -54,6 +52,10 @@ class CRISP(Strategy):
     per: Literal["pool", "dataset"] = "pool"
     texts: Literal["both", "query", "passage"] = "both"
     smoothing: NonNegative = 0.0
+
+    @property
+    def clusters(self) -> bool:
+        return True
 
     @property
     def label(self) -> str:
@@ -90,6 +92,5 @@ class CRISP(Strategy):
         return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
-        if find_spec("faiss") is None:
-            raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
+        check_faiss()
         return sum(train.values()) + sum(dev.values())

@@ -12,7 +12,7 @@ from pydantic import Field
 from mixfluence.influence import Probing, Projection
 from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.schema import Count, Fraction, Positive
-from mixfluence.strategies.base import FINAL, Stage, Strategy, at_interval
+from mixfluence.strategies.base import FINAL, ArmStrategy, Stage, Strategy, at_interval
 from mixfluence.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
 
-class DoGE(Strategy):
+class DoGE(ArmStrategy):
     """Domain reweighting with generalisation estimation (Fan, Pagliardini and Jaggi, 2024).
 
     The score of a dataset is the projection of its gradient on the sum of the dev sets' gradients; scores are added to
@@ -62,7 +62,8 @@ class DoGE(Strategy):
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps = recipe.training.steps
         proxies = [Stage(name, self.proxy_steps or steps, self._proxy) for name in ("proxy", "second-proxy")]
-        final = Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=self.max_epochs))
+        kept = {"arms": self.arms, "max_epochs": self.max_epochs}
+        final = Stage(FINAL, steps, lambda found: Static(init=Weights(found), **kept))
         return [*proxies[: self.rounds], final]
 
     @property
@@ -70,7 +71,7 @@ class DoGE(Strategy):
         return Probing(self.alignment)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._weights = softmax(self.init.logits(sizes))
+        self._weights = softmax(self._initial_logits(sizes))
         self._total = np.zeros_like(self._weights)
         self._updates = 0
         self._relative_rate = 1.0

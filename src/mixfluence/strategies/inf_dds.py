@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
-from mixfluence.policy import RULES, Anchored, Evidence, Rule
+from mixfluence.policy import RULES, Anchored, Evidence, Rule, Vector
+from mixfluence.policy.arms import siblings
 from mixfluence.schema import BatchSize, Share, registered
 from mixfluence.strategies.base import LogitStrategy
 
@@ -63,7 +65,9 @@ class InfDDS(LogitStrategy):
         preset: Fills in the paper's settings for keys that are not given.
         update_every: Steps between updates, K of the paper.
         inner_steps: Steps of a probe, l of the paper.
-        subset: Probe this many datasets, drawn anew each time, instead of all.
+        subset: Probe this many datasets, chosen anew each time, instead of all.
+        subset_by: How they are chosen: at `random`, or by `need`. The first round then probes all, later ones those
+            that were not probed for long, that are likely to be drawn, or whose last probe was noisy.
         probe: How datasets are probed and measured.
         rule: How influences move logits.
         reptile: Let the model follow its probes; None (`off`) to roll back exactly.
@@ -76,6 +80,7 @@ class InfDDS(LogitStrategy):
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr"] | None = None
     inner_steps: Annotated[int, Field(ge=0, le=1000)] = 3
     subset: BatchSize | None = None
+    subset_by: Literal["random", "need"] = "random"
     probe: Probe = Field(default_factory=Probe)
     rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Anchored)
     reptile: Annotated[Reptile | None, BeforeValidator(_reptile)] = None
@@ -96,31 +101,45 @@ class InfDDS(LogitStrategy):
 
     @property
     def probing(self) -> Probing:
-        return Probing(self.probe, self.inner_steps, self.subset, self.reptile)
+        by_need = self.subset_by == "need"
+        return Probing(self.probe, self.inner_steps, self.subset, self.reptile, complete_first=by_need)
 
     def start(self, sizes: Mapping[str, int]) -> None:
         super().start(sizes)
         self.rule.start(self._logits)
-        self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
+        groups = siblings(sizes) if self.arms else None
+        self._evidence = Evidence(shrink=self.shrink, gate=self.gate, groups=groups)
+        self._need = np.zeros(len(sizes))
+
+    def urgency(self) -> Vector | None:
+        return self._need if self.subset_by == "need" else None
 
     def update(self, influences: Influences) -> dict[str, Any]:
+        # Half of the probes go to all datasets in turn, half to those that are likely.
+        self._need = self._need + self.weights() + 1 / len(self._need)
         if len(influences.probed) < 2:
             return {}
         values, errors = influences.combine(self.probe.aggregate)
         judged = (influences.on_targets(), influences.errors()) if self.rule.by_target else (values, errors)
         reward = self._evidence.judge(influences.probed, *judged)
         self._logits = self.rule.move(self._logits, reward)
-        trust = reward.trust.mean(axis=1) if self.rule.by_target else reward.trust
+        # With arms, a reward also has what siblings tell of those that were not measured.
+        trust = reward.trust[np.isin(reward.probed, influences.probed)]
+        trust = trust.mean(axis=1) if self.rule.by_target else trust
+        # A noisy answer settles less, but none may be asked for again and again.
+        self._need[influences.probed] *= (1 - trust) / 2
         facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": trust.tolist()}
         return {**facts, "gate": reward.gate}
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
+        own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict(), "need": self._need.tolist()}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])
+        self._need = np.array(state["need"])
 
 
 def _mergeable(first: Any, second: Any) -> bool:

@@ -7,10 +7,10 @@ from typing import Literal
 
 from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, softmax
 from mixfluence.schema import Share
-from mixfluence.strategies.base import Strategy
+from mixfluence.strategies.base import ArmStrategy
 
 
-class Static(Strategy):
+class Static(ArmStrategy):
     """Draw every batch from the same distribution.
 
     Costs no training step and no memory. Prefer it when the mixture is known to be right, and run it beside
@@ -28,7 +28,7 @@ class Static(Strategy):
     floor: Share = 0.0
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._weights = lift(softmax(self.init.logits(sizes)), self.floor)
+        self._weights = lift(softmax(self._initial_logits(sizes)), self.floor)
 
     def weights(self, progress: float = 0.0) -> Vector:
         return self._weights

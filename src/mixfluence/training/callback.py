@@ -1,11 +1,12 @@
 """Callbacks of a run: one runs probes and writes trace and checkpoints, the other stops a run on a signal.
 
 The first line of `trace.jsonl` has `step` 0, `seconds` 0 and, by name, the `rows`, `distinct_positives` and
-`batch_size` of the `datasets`. Every other line has `step`, `seconds` since the start of training, `weights` (the
-probability of each dataset for the next draw), and one of:
+`batch_size` of the `datasets`, and the typical `terms` of clusters. Every other line has `step`, `seconds` since the
+start of training, `weights` (the probability of each dataset for the next draw), and one of:
 
 - when the Trainer logs, before each round of probes and at the end: `trained` and `rows`, the dataset and number of
-  rows of every batch trained on since the previous such line; `drawn_ahead`, the datasets of batches that the loader's
+  rows of every batch trained on since the previous such line, with an entry for each cluster if batches mix the
+  clusters of a dataset; `drawn_ahead`, the datasets of batches that the loader's
   workers have already drawn, so that new weights apply only after them; `loss` and `learning_rate` if logged;
   `outcome`, the mixture found so far by a strategy that looks for one to train on later.
 - after each round of probes: `update`, what the round measured and cost; see `mixfluence.training.probing.describe`.
@@ -31,9 +32,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
-from mixfluence.runs import read_trace
+from mixfluence.runs import read_trace, step_of
 from mixfluence.training import STOP_SIGNALS
-from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, step_of, unseal_later, writing
+from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
 from mixfluence.training.folder import finish_folder, start_folder
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,7 @@ class MixtureCallback(TrainerCallback):
             self._write(state, {"weights": self._trainer.probabilities(), "update": update})
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        trained = self._trainer.sampler.pop_trained()
-        self._unwritten.append((trained.dataset, trained.rows))
+        self._unwritten += [(draw.dataset, draw.rows) for draw in self._trainer.sampler.pop_trained()]
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs: dict[str, float] = kwargs["logs"]

@@ -26,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from mixfluence.errors import DataError
 from mixfluence.files import sync_folder, write_text
-from mixfluence.runs import MANIFEST_FILE
+from mixfluence.runs import MANIFEST_FILE, list_checkpoints, step_of
 from mixfluence.schema import short
 
 logger = logging.getLogger(__name__)
@@ -65,17 +65,6 @@ def find_checkpoint(folder: Path | str, wanted: Path | str | bool | None) -> Pat
 def checkpoint_of(folder: Path | str, step: int) -> Path:
     """Return the path of the checkpoint of a step."""
     return Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-
-
-def step_of(checkpoint: Path | str) -> int:
-    """Return the step of a checkpoint."""
-    return int(Path(checkpoint).name.rpartition("-")[2])
-
-
-def list_checkpoints(folder: Path | str) -> list[Path]:
-    """Return the checkpoints in a folder, newest first, complete or not."""
-    found = Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*/")
-    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit()), key=step_of, reverse=True)
 
 
 def seal(checkpoint: Path) -> None:

@@ -24,7 +24,6 @@ from mixfluence.policy.initial import write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.strategies import STRATEGIES
-from mixfluence.training.checkpoints import step_of
 
 if TYPE_CHECKING:
     from mixfluence.data.retrieval import RetrievalSet
@@ -84,7 +83,7 @@ def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict
         },
         "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
         "steps": trainer.state.global_step,
-        "selected_step": step_of(best) if best else trainer.state.global_step,
+        "selected_step": runs.step_of(best) if best else trainer.state.global_step,
         "probing": {name: probing[name] for name in ("rounds", "failed", "parameter_sizes")},
         "seconds": seconds,
         "gpu_hours": {part: spent * gpus / 3600 for part, spent in seconds.items()},

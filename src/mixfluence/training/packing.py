@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 ATTENTION = "mixfluence_packed"
 # Options of attention that only the padded kernel supports.
-PADDED_ONLY = ("sliding_window", "softcap", "position_bias", "s_aux")
+PADDED_ONLY = ("softcap", "position_bias", "s_aux")
 # Features that distinguish queries from documents, which are packed together.
 SIDES = ("task", "prompt_length")
 # Maximum lengths are rounded up to a multiple of this, so that compiled code sees few of them.
@@ -52,6 +52,14 @@ Heads = tuple[Tensor, Tensor, Tensor]
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 # One compilation for all sizes, one graph for each.
 GRAPHS: Compiler = partial(torch.compile, dynamic=True, mode="reduce-overhead")
+
+
+class Sight(NamedTuple):
+    """What a token sees of its sequence: all of it, what comes before, or what is nearer than a window."""
+
+    longest: int
+    causal: bool
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -142,12 +150,16 @@ def _try_out(
         return 1 - float(F.cosine_similarity(embed(packing.features).double(), padded.double()).min())
 
     pad_id = next(iter(layouts.values())).pad_id
-    best = min((Packing(first) for first in (0, pad_id + 1)), key=distance)
     rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
-    if (found := distance(best)) > (HALF_TOLERANCE if rounded else TOLERANCE):
-        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", found)
+    tolerance = HALF_TOLERANCE if rounded else TOLERANCE
+    candidates = Packing(0), Packing(pad_id + 1)
+    distances = [distance(packing) for packing in candidates]
+    # Relative positions allow both. Rounding must not choose between them, or a resumed run might choose the other.
+    best = int(distances[1] < distances[0] - tolerance / 10)
+    if distances[best] > tolerance:
+        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", distances[best])
         return None
-    return best
+    return candidates[best]
 
 
 def packed_attention(
@@ -160,38 +172,50 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each sequence; padded ones use transformers' SDPA. The signature is that of transformers."""
     if cu_seq_lens_q is None:
-        others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        others |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "sliding_window": sliding_window}
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return output
     if asked := [name for name in PADDED_ONLY if others.get(name) is not None]:
         raise ValueError(f"attention with {asked[0]} is only supported for padded sequences")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    window = sliding_window if sliding_window and sliding_window < max_length_q else None
+    sight = Sight(max_length_q, causal, window)
     attend = _flash if query.is_cuda else _masked
-    return attend((query, key, value), cu_seq_lens_q, max_length_q, dropout, causal, scaling)[None], None
+    return attend((query, key, value), cu_seq_lens_q, sight, dropout, scaling)[None], None
 
 
-def _flash(heads: Heads, bounds: Tensor, longest: int, dropout: float, causal: bool, scale: float | None) -> Tensor:
+def _flash(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: float | None) -> Tensor:
     q, k, v = (head.squeeze(0).transpose(0, 1) for head in heads)
     # Torch's public `varlen_attn` is this kernel without dropout.
     forward = torch.ops.aten._flash_attention_forward
-    output: Tensor = forward(q, k, v, bounds, bounds, longest, longest, dropout, causal, False, scale=scale)[0]
+    sizes = bounds, bounds, sight.longest, sight.longest
+    causal, window = sight.causal, {}
+    if sight.window is not None:
+        # With a window, causal means that nothing on the right is seen.
+        side = sight.window - 1
+        causal, window = False, {"window_size_left": side, "window_size_right": 0 if sight.causal else side}
+    output: Tensor = forward(q, k, v, *sizes, dropout, causal, False, scale=scale, **window)[0]
     return output
 
 
-def _masked(heads: Heads, bounds: Tensor, longest: int, dropout: float, causal: bool, scale: float | None) -> Tensor:
+def _masked(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: float | None) -> Tensor:
     """Reference for machines without a GPU; its cost is quadratic in the total length."""
     query, key, value = heads
     numbers = torch.arange(query.shape[2], device=query.device)
     text = torch.bucketize(numbers, bounds[1:], right=True)
     mask = text[:, None] == text[None]
-    if causal:
-        mask &= numbers[:, None] >= numbers[None]
+    back = numbers[:, None] - numbers[None]
+    if sight.causal:
+        mask &= back >= 0
+    if sight.window is not None:
+        mask &= back.abs() < sight.window
     grouped = key.shape[1] != query.shape[1]
     output = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale, enable_gqa=grouped)
     return output.squeeze(0).transpose(0, 1)

@@ -98,10 +98,21 @@ class RowStream:
         """Return `count` rows without conflicts, or as many as can be found, cut to a multiple of `multiple`."""
         rows = self._take(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
-            position, waiting = self.state
-            self.state = StreamState(position, (*rows[len(rows) - surplus :].tolist(), *waiting))
+            self.give_back(rows[len(rows) - surplus :])
             rows = rows[: len(rows) - surplus]
         return rows
+
+    def take_beside(self, count: int, other: Batch | None) -> Batch:
+        """Return `count` rows without conflicts among themselves and with another batch, or as many as can be found.
+
+        A batch taken beside the result also has no conflicts with the other one.
+        """
+        return self._fill(Batch(count, other))
+
+    def give_back(self, rows: Rows) -> None:
+        """Let rows that were taken last come first in the next batch."""
+        position, waiting = self.state
+        self.state = StreamState(position, (*rows.tolist(), *waiting))
 
     def _take(self, count: int) -> Rows:
         # Commonly none of the next rows conflict.
@@ -109,13 +120,13 @@ class RowStream:
         wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
         if _any_conflict(self._text_keys(rows[:count])):
-            return self._take_carefully(count)
+            return np.array(self._fill(Batch(count)).rows, np.int64)
         self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
-    def _take_carefully(self, count: int) -> Rows:
+    def _fill(self, batch: Batch) -> Batch:
         """Accept rows one by one, and postpone those that conflict."""
-        batch = Batch(count)
+        count = batch.count
         position, waiting = self.state
         rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
         patience = max(4 * count, min(self.size, LOOKAHEAD))
@@ -125,7 +136,7 @@ class RowStream:
             # Rows left over when the batch is full are read again later instead of waiting.
             position += wanted - len(batch.add(candidates, self._text_keys(candidates)))
         self.state = StreamState(position, (*batch.postponed, *rest))
-        return np.array(batch.rows, np.int64)
+        return batch
 
     def _shuffled(self, start: int, count: int) -> Rows:
         first = start - self._block_start
@@ -175,14 +186,14 @@ class PartStream(RowStream):
 
 
 class Batch:
-    """Rows accepted and postponed so far, and the texts that decide about the next one."""
+    """Rows accepted and postponed so far, and the texts that decide about the next one, those of `beside` included."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, beside: Batch | None = None) -> None:
         self.count = count
         self.rows: list[int] = []
         self.postponed: list[int] = []
-        self._texts: set[int] = set()
-        self._answers: set[int] = set()
+        self._texts: set[int] = beside._texts if beside else set()
+        self._answers: set[int] = beside._answers if beside else set()
 
     def add(self, candidates: Rows, keys: NDArray[np.uint64]) -> list[int]:
         """Accept or postpone candidates until the batch has `count` rows; return the rest."""

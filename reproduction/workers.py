@@ -1,0 +1,60 @@
+"""Many small runs on one GPU: every process trains one run after another, so that libraries are imported once.
+
+A job is a mapping that identifies a run. Results are appended to a file as they come, and jobs that are in it are
+skipped, so the same command continues.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from collections.abc import Callable, Sequence
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+# Trains a job in a folder and returns its results; a function of a module, because processes import it.
+Perform = Callable[[Job, Path], Job]
+
+
+def read_lines(path: Path) -> list[Job]:
+    """Return the results in a file; none if it does not exist."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def run_jobs(
+    jobs: Sequence[Job], perform: Perform, *, identity: Sequence[str], out: Path, scratch: Path, processes: int
+) -> None:
+    """Run the jobs that have no results yet and append a line for each that succeeds; others are reported."""
+
+    def key(job: Job) -> tuple[Any, ...]:
+        return tuple(job[name] for name in identity)
+
+    done = set(map(key, read_lines(out)))
+    jobs = [job for job in jobs if key(job) not in done]
+    processes = min(processes, len(jobs))
+    context = multiprocessing.get_context("spawn")
+    waiting, finished = context.Queue(), context.Queue()
+    for job in [*jobs, *[None] * processes]:
+        waiting.put(job)
+    for number in range(processes):
+        context.Process(target=_work, args=(perform, scratch / str(number), waiting, finished)).start()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(len(jobs)):
+        line = finished.get()
+        print(f"{number + 1}/{len(jobs)}", *key(line), line.get("error", "finished"), flush=True)
+        if "error" not in line:
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _work(perform: Perform, folder: Path, waiting: Queue[Job | None], finished: Queue[Job]) -> None:
+    while (job := waiting.get()) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            finished.put({**job, **perform(job, folder)})
+        except Exception as error:
+            finished.put({**job, "error": f"{type(error).__name__}: {error}"})
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,182 @@
+"""From documents and a few queries to an adapted model: the recipe that is made of them, and the verdict.
+
+Every kind of pair that the documents contain is a training set. Half of the labelled queries guide sampling and select
+the checkpoint, the other half are held back for the verdict. Without labelled queries, held-out documents take their
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixfluence.data.corpus import CorpusSource
+from mixfluence.data.documents import PAIRS, Kind, Split, read_documents, take_split
+from mixfluence.errors import DataError, MixfluenceError, RecipeError
+from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare
+from mixfluence.runs import MEASURE, Run
+
+TARGET = "queries"
+# The kind of pair that most resembles a query, if none are labelled.
+STAND_INS = ("title", "heading", "first-sentence", "crop")
+# A kind with fewer pairs would fill no batch.
+MIN_PAIRS = 64
+# Formats that a dataset can be named by, such as `hub:ID`, and the key that the name is.
+NAMED_FORMATS = {"mteb": "task", "hub": "id", "ir_datasets": "id", "pydocs": "library"}
+# A static embedding has no layers whose knowledge a large learning rate would destroy.
+STATIC = {"learning_rate": 1e-3, "temperature": 0.05}
+TRANSFORMER = {"learning_rate": 2e-5, "temperature": 0.02}
+
+
+def make_recipe(
+    model: str,
+    corpus: Path,
+    queries: Path | None,
+    *,
+    pool: Sequence[str] = (),
+    guards: Sequence[str] = (),
+    steps: int = 300,
+    static: bool = False,
+) -> dict[str, Any]:
+    """Return the values of a recipe that adapts a model to documents."""
+    documents = {"format": "corpus", "path": str(corpus)}
+    kinds = _kinds(corpus, "all" if queries else "train")
+    # All documents are known when a model is adapted; only their queries are not.
+    train: dict[str, Any] = {kind: documents | {"kind": kind} for kind in kinds}
+    if queries:
+        train = {kind: source | {"split": "all"} for kind, source in train.items()}
+        target = documents | {"kind": "queries", "queries": str(queries)}
+    else:
+        target = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}
+    for word in pool:
+        _add(train, word, {"mteb": "train", "pydocs": "all"})
+    test: dict[str, Any] = {TARGET: target}
+    for word in guards:
+        _add(test, word, {"mteb": "test", "pydocs": "test"})
+    every = next(n for n in range(max(1, steps // 3), steps + 1) if steps % n == 0)
+    return {
+        "name": "adapted",
+        "model": {"name": model},
+        "train": train,
+        "dev": {TARGET: target | {"negatives": {"mine": 4, "filter": "bm25", "range": [2, 50]}}},
+        "test": test,
+        "strategy": {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)},
+        "training": {"steps": steps, "batch_size": 64, "warmup_steps": steps // 15}
+        | (STATIC if static else TRANSFORMER),
+        "selection": {"every": every},
+    }
+
+
+def _kinds(corpus: Path, split: Split) -> list[Kind]:
+    """Return the kinds of pairs that the documents of a split have enough of."""
+    documents = take_split(read_documents(corpus), split)
+    words, seed = (CorpusSource.model_fields[key].default for key in ("words", "seed"))
+    counts = {
+        kind: sum(1 for document in documents for _ in make(document, words, seed))
+        for kind, (make, _) in PAIRS.items()
+    }
+    if enough := [kind for kind, count in counts.items() if count >= MIN_PAIRS]:
+        return enough
+    found = ", ".join(f"{kind} {count}" for kind, count in counts.items())
+    raise DataError(f"{corpus}: too few pairs to train on ({found}), expected {MIN_PAIRS} of a kind")
+
+
+def _add(sources: dict[str, Any], word: str, splits: dict[str, str]) -> None:
+    """Add the dataset that a user names: a path, `FORMAT:NAME`, or the name of a task of mteb."""
+    format_, colon, value = word.partition(":")
+    path = Path(word)
+    if path.exists():
+        beir = any((path / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "corpus"))
+        name, source = path.name.partition(".")[0], {"format": "beir" if beir else "pairs", "path": word}
+    elif colon:
+        if format_ not in NAMED_FORMATS:
+            raise RecipeError(f"{word}: no such file, and no format to name datasets by ({', '.join(NAMED_FORMATS)})")
+        name, source = value.rpartition("/")[2], {"format": format_, NAMED_FORMATS[format_]: value}
+    elif word.isidentifier() or word.replace("-", "").replace(".", "").isalnum():
+        name, source = word, {"format": "mteb", "task": word}
+    else:
+        raise RecipeError(f"{word}: no such file or folder")
+    if name in sources:
+        raise RecipeError(f"{word}: another dataset is named {name!r}")
+    split = splits.get(str(source["format"]))
+    sources[name] = source | ({"split": split} if split else {})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What adaptation did, by paired tests of per-query scores, all of them from comparisons of the same runs.
+
+    Attributes:
+        start: The adapted model minus the start.
+        uniform: The adapted model minus the one that was trained with uniform sampling.
+    """
+
+    comparison: Comparison
+    start: Contrast
+    uniform: Contrast
+    labelled: bool
+
+    @property
+    def helped(self) -> bool:
+        """Whether the adapted model is better on the held-back queries."""
+        return _better(self.start.tests[TARGET])
+
+    @property
+    def forgotten(self) -> dict[str, Difference]:
+        """Guards on which the adapted model is worse than the start."""
+        return {name: found for name, found in self.start.tests.items() if name != TARGET and _worse(found)}
+
+    def sentences(self) -> Iterator[str]:
+        """Yield the verdict in plain words."""
+        target = self.start.tests[TARGET]
+        kind = "held-back queries" if self.labelled else "queries made from held-out documents"
+        verb = "helped" if self.helped else "made it worse" if _worse(target) else "did not help"
+        yield f"Adaptation {verb}: {self._change(self.start, TARGET)} on {target.queries} {kind}."
+        for name, found in self.start.tests.items():
+            if name != TARGET:
+                word = "Forgotten" if name in self.forgotten else "Kept"
+                yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
+        own = self.uniform.tests[TARGET]
+        better = "better than" if _better(own) else "worse than" if _worse(own) else "about as well as"
+        yield f"Guided sampling did {better} uniform sampling: {_signed(own)}."
+        if not self.labelled:
+            yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
+        if not self.helped:
+            yield "Do not deploy the adapted model: keep the start."
+        elif self.forgotten:
+            yield f"Deploy it only if losing on {', '.join(self.forgotten)} does not matter to you."
+        else:
+            yield "The adapted model can replace the start."
+
+    def _change(self, contrast: Contrast, test: str) -> str:
+        rows = [self.comparison.rows[place] for place in (contrast.second, contrast.first)]
+        before, after = (row.scores(self.comparison.measure)[test].mean for row in rows)
+        measure = self.comparison.measure.upper()
+        return f"{measure} {before:.1f} -> {after:.1f} ({_signed(contrast.tests[test])})"
+
+
+def judge(adapted: Sequence[Run], uniform: Sequence[Run], *, labelled: bool) -> Verdict:
+    """Compare adapted models with the start, and with uniform sampling; several runs are seeds."""
+    runs = [*adapted, *uniform]
+    first = compare(runs, measure=MEASURE, between=("1", "2"))
+    start = next((place for place, row in enumerate(first.rows, 1) if row.runs[0].untrained == "zero-shot"), None)
+    if first.contrast is None or start is None:
+        raise MixfluenceError(f"{adapted[0].path}: the start was not scored; see evaluation.references")
+    against_start = compare(runs, measure=MEASURE, between=("1", str(start)))
+    assert against_start.contrast is not None  # two rows were named
+    return Verdict(against_start, against_start.contrast, first.contrast, labelled)
+
+
+def _better(found: Difference) -> bool:
+    return found.difference > 0 and found.p < LEVEL
+
+
+def _worse(found: Difference) -> bool:
+    return found.difference < 0 and found.p < LEVEL
+
+
+def _signed(found: Difference) -> str:
+    p = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
+    return f"{found.difference:+z.1f}, {p}"

@@ -1,0 +1,95 @@
+"""`mixfluence adapt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from signal import SIGINT
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from mixfluence.cli.plan import plan_view
+from mixfluence.cli.terminal import note, output, print_line, show_log, writing
+from mixfluence.errors import RecipeError
+
+RECIPE = "adapted.yaml"
+HEADER = """\
+# Made by: mixfluence adapt. Edit it and train it with: mixfluence train {path}
+#
+# train: pairs made from the documents, a training set of each kind, and the pool.
+# dev:   guides sampling and selects the checkpoint; test has the queries that are held back, and the guards.
+"""
+
+
+def adapt(
+    model: Annotated[str, Argument(help="The encoder to adapt: a folder, a hub id, wordllama or minilm.")],
+    corpus: Annotated[Path, Option(help="Your documents: a file with title and text, or a folder of text files.")],
+    queries: Annotated[Path | None, Option(help="Labelled queries: query and doc_id, or query and positive.")] = None,
+    pool: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Further training data: a path, FORMAT:NAME or a task of mteb.")
+    ] = None,
+    guard: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Test data on which the model should not get worse.")
+    ] = None,
+    steps: Annotated[int, Option(min=3, help="Training steps.")] = 300,
+    seeds: Annotated[int, Option(min=1, help="Runs of each sampler.")] = 1,
+    processes: Annotated[int, Option(min=1, help="Runs at the same time.")] = 1,
+    folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder of recipe and runs.")] = Path(
+        "runs/adapt"
+    ),
+    overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Write the recipe and its plan; train nothing.")] = False,
+) -> None:
+    """Adapt an encoder to documents, and say whether it helped. The same command continues after an interruption."""
+    show_log()
+    from mixfluence.adapt import judge
+    from mixfluence.plan import plan_run
+    from mixfluence.report.summary import to_terminal
+    from mixfluence.runs import MODEL_FOLDER, read_run
+    from mixfluence.sweep import State, build_jobs, run_jobs
+
+    path = folder / RECIPE
+    _write_recipe(path, model, corpus, queries, pool or [], guard or [], steps)
+    jobs = build_jobs(str(path), overrides or [], strategies=["recipe", "uniform"], seeds=seeds, output=folder)
+    if jobs[0].state() is State.NEW:
+        output.print(plan_view(plan_run(jobs[0].recipe)), highlight=False)
+    if dry_run:
+        return
+    try:
+        failed = run_jobs(jobs, processes=processes, keep_models=True)
+    except KeyboardInterrupt as stop:
+        note("stopped; the same command continues", "red")
+        raise typer.Exit(128 + (stop.args[0] if stop.args else SIGINT)) from stop
+    if failed:
+        raise typer.Exit(1)
+    groups = [[read_run(job.folder) for job in jobs if job.name.startswith(word)] for word in ("recipe", "uniform")]
+    verdict = judge(*groups, labelled=queries is not None)
+    output.print(to_terminal(verdict.comparison))
+    for sentence in verdict.sentences():
+        print_line(sentence)
+    print_line(f"The adapted model: {jobs[0].folder / MODEL_FOLDER}")
+
+
+def _write_recipe(
+    path: Path, model: str, corpus: Path, queries: Path | None, pool: list[str], guards: list[str], steps: int
+) -> None:
+    import yaml
+
+    from mixfluence.adapt import make_recipe
+    from mixfluence.encoders import is_static, load_encoder
+    from mixfluence.files import write_text
+
+    for given in (corpus, queries):
+        if given and not given.exists():
+            raise RecipeError(f"{given}: no such file or folder")
+    static = is_static(load_encoder(model))
+    recipe = make_recipe(model, corpus, queries, pool=pool, guards=guards, steps=steps, static=static)
+    text = HEADER.format(path=path) + yaml.safe_dump(
+        recipe, sort_keys=False, allow_unicode=True, width=119, default_flow_style=None
+    )
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        edited = f"train it with mixfluence train {path}, or choose another --output"
+        raise RecipeError(f"{path}: differs from the recipe of this command; {edited}")
+    with writing(path):
+        write_text(path, text)
