@@ -68,6 +68,19 @@ def test_a_killed_run_ends_as_the_undisturbed_one(
     assert_same_result(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
+def test_a_run_that_is_moved_after_its_last_step_keeps_its_best_model(whole_run: Whole, tmp_path: Path) -> None:
+    recipe, whole = whole_run("multidds", selection=SELECTION, save_every=None)
+    assert read_run(whole).record["selected_step"] < read_run(whole).record["steps"]
+    run = Run(recipe, tmp_path / "run")
+    assert run.stop_when(in_evaluation, signal.SIGKILL), run.said
+    assert run.wait() == -signal.SIGKILL
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    again = Run(recipe, moved, resume=True)
+    assert again.wait() == 0, again.said
+    assert_same_result(moved, whole)
+
+
 @pytest.mark.soak
 def test_runs_killed_at_random_moments_lose_nothing(
     whole_run: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -32,7 +32,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
-from mixfluence.runs import read_trace, step_of
+from mixfluence.runs import read_trace
 from mixfluence.training import STOP_SIGNALS
 from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
 from mixfluence.training.folder import finish_folder, start_folder
@@ -75,9 +75,9 @@ class MixtureCallback(TrainerCallback):
             same = len(losses) == args.world_size
             self._trainer._tr_loss += losses[args.process_index] if same else fmean(losses)
             self._trainer._globalstep_last_logged = saved["unlogged"]["since"]
-        if state.best_model_checkpoint:
-            # The folder may have been moved.
-            state.best_model_checkpoint = str(checkpoint_of(args.output_dir, step_of(state.best_model_checkpoint)))
+        if state.best_global_step:
+            # The folder may have been moved, and the Trainer forgets a checkpoint that is not where it was.
+            state.best_model_checkpoint = str(checkpoint_of(args.output_dir, state.best_global_step))
         if not state.is_world_process_zero:
             return
         unseal_later(args.output_dir, state.global_step)
