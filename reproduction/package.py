@@ -15,7 +15,7 @@ from mixfluence.policy.initial import read_weights
 from mixfluence.runs import write_test
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -43,6 +43,7 @@ __all__ = [
     "replacing",
     "run_untrained",
     "score_model",
+    "scores_by_query",
     "t_test",
     "train_recipe",
     "write_text",
@@ -119,6 +120,13 @@ def score_model(recipe: Recipe, folder: Path) -> dict[str, float]:
     batch_size = recipe.evaluation.batch_size
     tasks = list(data.test.values()) or data.selection
     return {task.name: evaluate(model, task, batch_size=batch_size).mean(MEASURE) for task in tasks}
+
+
+def scores_by_query(path: Path) -> Mapping[str, Mapping[str, float]]:
+    """Return the measures of each query, from a file of a run folder's `eval`."""
+    from mixfluence.evaluation import read_evaluation
+
+    return read_evaluation(path).per_query
 
 
 def peak_memory() -> float | None:

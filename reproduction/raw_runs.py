@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from reproduction.package import train_recipe
+from reproduction.package import scores_by_query, train_recipe
 from reproduction.schema import FOLDER
 from reproduction.workers import Job, read_lines, run_jobs
 
@@ -124,13 +124,12 @@ def recipe_of(options: argparse.Namespace, job: Job, folder: Path, *, files_may_
 
 def result_of(folder: Path, queries: Path) -> Job:
     """Return the scores, weights and seconds of a run, and write the NDCG@10 of each query in the order of ids."""
-    from mixfluence.evaluation import read_evaluation
     from mixfluence.runs import read_run
 
     found = read_run(folder)
     line: Job = {"test": {name: summary["ndcg@10"] for name, summary in found.record["scores"].items()}}
     if line["test"]:
-        scores = {name: read_evaluation(folder / "eval" / f"{name}.jsonl").per_query for name in line["test"]}
+        scores = {name: scores_by_query(folder / "eval" / f"{name}.jsonl") for name in line["test"]}
         queries.parent.mkdir(parents=True, exist_ok=True)
         arrays = {
             name: np.array([own[query]["ndcg@10"] for query in sorted(own)], np.float32)

@@ -34,7 +34,7 @@ GROUPS = (
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
     ("Clusters of datasets", ("Arms", "cut_into_arms")),
-    ("Update rules", ("Anchored", "PolicyGradient")),
+    ("Update rules", ("Fair", "Anchored", "PolicyGradient")),
     ("Measuring influence", ("Probe", "Reptile", "Alignment", "Metric")),
 )
 

@@ -72,7 +72,7 @@ def test_what_cannot_be_scored_costs_no_run(
     assert scores["bm25"].summary()["ndcg@10"] == 0
     assert scores["fusion"].summary()["ndcg@10"] == 1
     monkeypatch.setattr(references, "MAX_PASSAGES", 1)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="mixfluence"):
         References(recipe(tmp_path / "other"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
     assert caplog.text.count("wordless: no reference rows") >= 1
     assert not (tmp_path / "other").exists()

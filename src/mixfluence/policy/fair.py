@@ -42,7 +42,7 @@ class Fair(Rule):
 
     def start(self, logits: Vector) -> None:
         """Remember the initial logits and forget all rounds."""
-        self._start = logits - np.logaddexp.reduce(logits)
+        self._start = logits.copy()
         self._state = {}
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
@@ -84,7 +84,7 @@ def fair_mixture(start: Vector, helps: Vector, pull: float) -> Vector:
     p_i ~ start_i exp((A w)_i / pull), and w minimises the strictly convex function `dual` below.
 
     Args:
-        start: Logarithms of the initial probabilities.
+        start: Logarithms of the initial probabilities, up to a constant.
         helps: The matrix A of datasets x targets, not negative.
         pull: Strength of the pull towards the start.
     """

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
-from mixfluence.policy import RULES, Anchored, Evidence, Rule, Vector
+from mixfluence.policy import RULES, Evidence, Fair, Rule, Vector
 from mixfluence.policy.arms import siblings
 from mixfluence.schema import BatchSize, Share, registered
 from mixfluence.strategies.base import LogitStrategy
@@ -82,7 +82,7 @@ class InfDDS(LogitStrategy):
     subset: BatchSize | None = None
     subset_by: Literal["random", "need"] = "random"
     probe: Probe = Field(default_factory=Probe)
-    rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Anchored)
+    rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Fair)
     reptile: Annotated[Reptile | None, BeforeValidator(_reptile)] = None
     shrink: bool = True
     gate: bool = True
@@ -115,8 +115,9 @@ class InfDDS(LogitStrategy):
         return self._need if self.subset_by == "need" else None
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        # Half of the probes go to all datasets in turn, half to those that are likely.
-        self._need = self._need + self.weights() + 1 / len(self._need)
+        if self.subset_by == "need":
+            # Half of the probes go to all datasets in turn, half to those that are likely.
+            self._need = self._need + self.weights() + 1 / len(self._need)
         if len(influences.probed) < 2:
             return {}
         values, errors = influences.combine(self.probe.aggregate)
