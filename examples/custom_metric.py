@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toy_data import toy_datasets
 
 from mixfluence import UNIFORM, InfDDS, Metric, MixtureTrainer, Probe, info_nce, load_encoder
-from mixfluence.influence.metrics import DevBatch
+from mixfluence.influence import DevBatch
 
 
 def margin(model: nn.Module, batch: DevBatch) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,10 +21,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from mixfluence import build
 from mixfluence.data.formats import read_rows, read_task
 from mixfluence.data.reading import read_data
+from mixfluence.encoders import load_encoder
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.evaluation import read_evaluation
 from mixfluence.evaluation.retrieval import DevEvaluator, evaluate
 from mixfluence.experiment import run
+from mixfluence.plan import plan_run
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe
@@ -118,6 +121,45 @@ def test_the_model_loads_in_plain_sentence_transformers_and_scores_the_same(reci
     assert "## Training mixture" in card
     assert all(f"| {name} |" in card for name in recipe.train)
     assert "## Test scores" in card
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "sparse"},
+        {"kind": "multi-vector"},
+        {"kind": "reranker"},
+        {"lora": {"rank": 2, "targets": ["query", "value"]}},
+        {"lora": {"rank": 2, "targets": ["query", "value"], "merged": False}},
+    ],
+    ids=["sparse", "multi-vector", "reranker", "merged adapter", "adapter alone"],
+)
+def test_every_kind_of_model_is_trained_selected_and_tested(recipe_path: Path, model: dict[str, Any]) -> None:
+    values = yaml.safe_load(recipe_path.read_text(encoding="utf-8"))
+    values["model"] = {"name": values["model"]["name"], "passage_length": 16, **model}
+    values["strategy"] = {"name": "inf-dds", "update_every": 4, "warmup_steps": 4, "inner_steps": 1}
+    recipe_path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    recipe = load_recipe(recipe_path)
+    assert plan_run(recipe).absent == []
+    scores = run(recipe)
+    saved = recipe.output / "model"
+    again = load_encoder(str(saved), kind=recipe.model.kind, device="cpu")
+    rescored = evaluate(again, read_task("small", recipe.test["small"]))
+    assert rescored.mean("ndcg@10") == pytest.approx(scores["small"].mean("ndcg@10"), abs=1e-6)
+    assert any("update" in line for line in read_trace(recipe.output / "trace.jsonl"))
+    assert (saved / "adapter_config.json").exists() == (model.get("lora", {}).get("merged") is False)
+
+
+def test_a_plan_without_the_test_data_tries_the_adapter(recipe_path: Path) -> None:
+    changes = ["test={far: {format: beir, path: nowhere}}", "strategy=static"]
+    for targets, right in ("[query, value]", True), ("[no_layer]", False):
+        lora = f"model.lora={{rank: 2, targets: {targets}}}"
+        recipe = load_recipe(recipe_path, [*changes, lora], files_may_be_missing=True)
+        if right:
+            assert plan_run(recipe).absent == ["test.far"]
+        else:
+            with pytest.raises(RecipeError, match=r"^model\.lora: "):
+                plan_run(recipe)
 
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one(recipe_path: Path, tmp_path: Path) -> None:

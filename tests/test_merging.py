@@ -21,13 +21,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from torch.nn.functional import normalize
 from transformers import TrainerCallback
 from typer.testing import CliRunner
 
 from mixfluence import experiment
 from mixfluence.cli import app
 from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.encoders import Kind, load_encoder
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, merged_mixture
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights
@@ -107,13 +110,25 @@ def test_vectors_of_a_static_model_are_added_instead_of_encoded_again(
     merger, scorer = Merger(start, folders), DevScorer(start, [task()], 8)
     added = merge_scorer(merger, scorer)
     merger.merge(weights)
-    vectors, scores = scorer.encode(), scorer.scores()
+    vectors, scores = [normalize(own, dim=-1) for own in scorer.encode()], scorer.scores()
     monkeypatch.setattr(scorer, "encode", None)
     assert added(np.array(weights)) == scores
     given: list[torch.Tensor] = []
     monkeypatch.setattr(scorer, "score", given.extend)
     added(np.array(weights))
     assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(given, vectors, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "reranker"])
+def test_a_transformer_of_any_kind_is_merged_and_scored(kind: Kind, tiny_bert_folder: Path, tmp_path: Path) -> None:
+    start, expert = (load_encoder(str(tiny_bert_folder), kind=kind, device="cpu") for _ in range(2))
+    with torch.no_grad():
+        for parameter in expert.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    expert.save_pretrained(str(tmp_path / "expert"))
+    expected = [{"dev": evaluate(model, task(), k=10).mean("ndcg@10")} for model in (start, expert)]
+    scorer = merge_scorer(Merger(start, [tmp_path / "expert"]), DevScorer(start, [task()], 8))
+    assert [scorer(weights) for weights in np.eye(2)] == expected
 
 
 def test_an_interrupted_search_repeats_no_evaluation(make_static: Make, tmp_path: Path) -> None:

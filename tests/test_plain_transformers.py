@@ -6,7 +6,7 @@
 - With bidirectional attention the first token sees the others; a model without the switch is refused.
 - All of it is saved with the model.
 - Packed vectors and gradients are those of padded texts, with causal, bidirectional and local attention.
-- Each architecture trains, probes and resumes bitwise from a recipe; so do LoRA adapters, which are saved alone.
+- Each architecture trains, probes and resumes bitwise from a recipe; so do LoRA adapters, merged or saved alone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from transformers import (
 )
 
 from mixfluence import info_nce
+from mixfluence.adapters import merge_lora
 from mixfluence.clustering.embeddings import Embedder
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import embed_columns
-from mixfluence.recipe import ModelSection
+from mixfluence.recipe import LoraSection, ModelSection
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_trace
+from mixfluence.training.packing import Packing
 from tests.conftest import WORDS, row_set
 from tests.test_experiment import StopAt, write_domain
 from tests.training.test_batches import TRIPLES, mixture_rows
@@ -194,7 +196,8 @@ def test_packed_vectors_and_gradients_are_those_of_padded_texts(
     model = load(plain[name], **options).double()
     rows = mixture_rows(model)
     packing = learn(model, rows)
-    assert packing is not None
+    # Relative positions would allow others, which rounding must not choose.
+    assert packing == Packing(0)
     found = []
     for columns in columns_of(rows), columns_of(rows, packing):
         model.zero_grad()
@@ -207,9 +210,10 @@ def test_packed_vectors_and_gradients_are_those_of_padded_texts(
 
 
 RECIPES: list[tuple[str, dict[str, Any], bool]] = [
-    ("gemma", {"pooling": "mean", "lora": 2}, True),
+    ("gemma", {"pooling": "mean", "lora": {"rank": 2, "alpha": 4, "merged": False}}, True),
     ("distilbert", {"pooling": "mean"}, False),
     ("gemma", {"pooling": "mean", "bidirectional": True}, True),
+    ("gemma", {"pooling": "mean", "bidirectional": True, "lora": {"rank": 2}}, True),
     ("smollm", {"pooling": "last", "padding": "left"}, False),
 ]
 
@@ -248,9 +252,30 @@ def test_each_architecture_trains_probes_and_resumes_bitwise(
     trained, untrained = (load_encoder(str(name), device="cpu") for name in (whole.output / "model", plain[name]))
     assert not np.allclose(trained.encode(TEXTS), untrained.encode(TEXTS), atol=1e-3)
     adapters = [key for key in weights[0] if "lora" in key]
-    assert len(adapters) == (len(weights[0]) if "lora" in options else 0)
+    alone = options.get("lora", {}).get("merged") is False
+    assert len(adapters) == (len(weights[0]) if alone else 0)
 
 
-def test_adapters_are_refused_where_they_would_be_saved_without_the_switch(plain: dict[str, str]) -> None:
-    with pytest.raises(RecipeError, match="lora"):
-        ModelSection(name=plain["gemma"], bidirectional=True, lora=2)
+# The switch is in the configuration of the base, which is not saved with an adapter alone.
+
+
+def test_a_merged_adapter_keeps_attention_in_both_directions(plain: dict[str, str], tmp_path: Path) -> None:
+    options = LoraSection(rank=2).model_dump()
+    model = load(plain["gemma"], pooling="cls", bidirectional=True, lora=options)
+    causal = load(plain["gemma"], pooling="cls", lora=options)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    causal.load_state_dict(model.state_dict())
+    merge_lora(model).save_pretrained(str(tmp_path))
+    found = load_encoder(str(tmp_path), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, model.encode(TEXTS), rtol=1e-3, atol=1e-4)
+    assert not np.allclose(found, causal.encode(TEXTS), rtol=1e-3, atol=1e-4)
+
+
+def test_an_adapter_alone_is_refused_with_the_switch(plain: dict[str, str]) -> None:
+    options: dict[str, Any] = {"name": plain["gemma"], "bidirectional": True}
+    assert ModelSection(**options, lora=LoraSection(rank=2)).lora
+    with pytest.raises(RecipeError, match="merged"):
+        ModelSection(**options, lora=LoraSection(rank=2, merged=False))

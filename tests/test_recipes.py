@@ -185,6 +185,39 @@ def test_a_wrong_recipe_names_the_place(tmp_path: Path, old: str, new: str, mess
     assert str(caught.value).count("\n") == sum(word in new for word in ("stepz", "pydoc"))
 
 
+@pytest.mark.parametrize("kind", ["sparse", "multi-vector", "reranker"])
+@pytest.mark.parametrize(
+    "needing",
+    [
+        "model.pooling=mean",
+        "model.padding=left",
+        "model.bidirectional=false",
+        "select.keep=0.5",
+        "strategy=doremi",
+        "strategy=crisp",
+        "strategy.init=similar",
+        "strategy={name: inf-dds, arms: {clusters: 4}}",
+        "training.packing=true",
+        "training.compiled=true",
+        "training.loss=m3-kd",
+    ],
+)
+def test_what_needs_a_dense_encoder_is_refused_for_other_kinds(tmp_path: Path, kind: str, needing: str) -> None:
+    path = write(tmp_path, SMALL)
+    # A static model has no pooling and no padding.
+    assert load_recipe(path, ["model={name: minilm}", needing]).model.kind == "dense"
+    with pytest.raises(RecipeError, match=r"model\.kind: .* needs a dense encoder"):
+        load_recipe(path, [f"model={{name: minilm, kind: {kind}}}", needing])
+
+
+@pytest.mark.parametrize(
+    "strategy", ["{name: crisp, encoder: minilm}", "{name: inf-dds, arms: {clusters: 4, encoder: minilm}}"]
+)
+def test_a_strategy_with_its_own_encoder_works_for_every_kind(tmp_path: Path, strategy: str) -> None:
+    changes = ["model={name: minilm, kind: sparse}", f"strategy={strategy}"]
+    assert load_recipe(write(tmp_path, SMALL), changes).model.kind == "sparse"
+
+
 def test_all_errors_are_listed_with_their_lines(tmp_path: Path) -> None:
     wrong = SMALL.replace("steps: 10", "stepz: 10").replace("batch_size: 4", "batch_size: 0\n  temperatur: 1")
     with pytest.raises(RecipeError) as caught:

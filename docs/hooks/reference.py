@@ -28,8 +28,9 @@ MEANINGS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "meanings.yam
 FILLED_IN = {"output", "split"}
 # A bound of this size only keeps arithmetic from overflowing; readers need not see it.
 LARGE = 2**31
+OTHER_TRAINERS = ("SparseMixtureTrainer", "MultiVectorMixtureTrainer", "RerankerMixtureTrainer")
 GROUPS = (
-    ("Training", ("MixtureTrainer", "info_nce", "group_losses", "load_encoder", "Mixture")),
+    ("Training", ("MixtureTrainer", *OTHER_TRAINERS, "info_nce", "group_losses", "load_encoder", "Mixture")),
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
     ("Clusters of datasets", ("Arms", "cut_into_arms")),

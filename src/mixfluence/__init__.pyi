@@ -39,6 +39,9 @@ from .strategies import Replay as Replay
 from .strategies import Static as Static
 from .strategies import Strategy as Strategy
 from .strategies import TargetOnly as TargetOnly
+from .training.kinds import MultiVectorMixtureTrainer as MultiVectorMixtureTrainer
+from .training.kinds import RerankerMixtureTrainer as RerankerMixtureTrainer
+from .training.kinds import SparseMixtureTrainer as SparseMixtureTrainer
 from .training.losses import group_losses as group_losses
 from .training.losses import info_nce as info_nce
 from .training.trainer import MixtureTrainer as MixtureTrainer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -14,7 +14,8 @@ from typing import Any, get_type_hints
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.training_args import BaseTrainingArguments
 from sentence_transformers.util import get_device_name
 from torch import distributed, nn
 from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer, TrainerCallback
@@ -29,8 +30,9 @@ from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRA
 from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.arguments import check_arguments
+from mixfluence.training.kinds import TRAINERS_BY_KIND
 from mixfluence.training.losses import LOSSES, group_losses
-from mixfluence.training.trainer import MixtureTrainer
+from mixfluence.training.trainer import MixtureMixin
 
 # Variables that torchrun sets for each process.
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -57,12 +59,12 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     return recipe.model_copy(update={"output": output, "selection": None, "training": training})
 
 
-def build_model(section: ModelSection) -> SentenceTransformer:
+def build_model(section: ModelSection) -> BaseModel:
     """Load the encoder."""
     return load_encoder(**section.model_dump())
 
 
-def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback]) -> MixtureTrainer:
+def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback]) -> MixtureMixin:
     """Build the trainer of a stage of a recipe."""
     own = stage_recipe(recipe, stage)
     model = build_model(own.model)
@@ -72,7 +74,7 @@ def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[Trai
         # Clipping a batch of one dataset would undo the weight of its loss.
         args.max_grad_norm = 0.0
     select = own.selection and DevEvaluator(data.selection, batch_size=own.evaluation.batch_size)
-    trainer = MixtureTrainer(
+    trainer = TRAINERS_BY_KIND[own.model.kind](
         model=model,
         args=args,
         train_dataset=data.train,
@@ -95,8 +97,8 @@ def _build_loss(
     recipe: Recipe,
     stage: Stage,
     strategy: Strategy,
-    model: SentenceTransformer,
-    args: SentenceTransformerTrainingArguments,
+    model: BaseModel,
+    args: BaseTrainingArguments,
     datasets: list[str],
 ) -> nn.Module | dict[str, nn.Module]:
     training = recipe.training
@@ -130,7 +132,7 @@ def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
         # The trainer library passes its timeout for lost processes on to GPUs only.
         timeout = timedelta(seconds=given.get("ddp_timeout", LOST_AFTER_SECONDS))
         distributed.init_process_group(given.get("ddp_backend") or "gloo", timeout=timeout)
-    dry_run(_own_arguments(recipe, device, {}), given)
+    dry_run(_own_arguments(recipe, device, {}), given, _arguments_class(recipe))
 
 
 def check_environment() -> None:
@@ -144,12 +146,12 @@ def check_environment() -> None:
         )
 
 
-def dry_run(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def dry_run(own: Mapping[str, Any], given: Mapping[str, Any], kind: Callable[..., BaseTrainingArguments]) -> None:
     """Set up a Trainer around a tiny model, so that a bad one of the `given` arguments fails now and is named."""
 
     def failure(options: Mapping[str, Any]) -> Exception | None:
         try:
-            _set_up(SentenceTransformerTrainingArguments(**{**own, **options}))
+            _set_up(kind(**{**own, **options}))
         except Exception as error:  # transformers, torch and every tracker raise their own kinds
             return error
         return None
@@ -164,7 +166,7 @@ def dry_run(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise RecipeError(f"{names}: refused by the trainer library ({reason})") from error
 
 
-def _set_up(args: SentenceTransformerTrainingArguments) -> None:
+def _set_up(args: BaseTrainingArguments) -> None:
     check_arguments(args)
     sizes = {"vocab_size": 2, "hidden_size": 2, "intermediate_size": 2, "max_position_embeddings": 2}
     model = BertForMaskedLM(BertConfig(num_hidden_layers=1, num_attention_heads=1, **sizes))
@@ -178,12 +180,15 @@ def _set_up(args: SentenceTransformerTrainingArguments) -> None:
     trainer.get_train_dataloader()
 
 
-def training_arguments(
-    recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]
-) -> SentenceTransformerTrainingArguments:
+def training_arguments(recipe: Recipe, model: BaseModel, sources: Mapping[str, str]) -> BaseTrainingArguments:
     """Translate the recipe of a stage into the arguments of the trainer; `sources` is that of its `Data`."""
     own = _own_arguments(recipe, model.device, _prompts(recipe, model, sources))
-    return SentenceTransformerTrainingArguments(**own | _trainer_args(recipe))
+    return _arguments_class(recipe)(**own | _trainer_args(recipe))
+
+
+def _arguments_class(recipe: Recipe) -> type[BaseTrainingArguments]:
+    found: type[BaseTrainingArguments] = TRAINERS_BY_KIND[recipe.model.kind].training_args_class
+    return found
 
 
 def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -231,8 +236,8 @@ def _trackers() -> list[str]:
 
 def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     """Return `training.trainer_args` with values converted to the annotated types, such as '2' to 2."""
-    types = get_type_hints(SentenceTransformerTrainingArguments)
-    known = set(signature(SentenceTransformerTrainingArguments).parameters)
+    types = get_type_hints(_arguments_class(recipe))
+    known = set(signature(_arguments_class(recipe)).parameters)
     own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
     converted = {}
     problems: list[MixfluenceError] = []
@@ -261,7 +266,7 @@ def _converted(name: str, value: Any, type_: Any) -> Any:
         raise RecipeError(f"training.trainer_args.{name}: expected {wanted}, found {short(value)}") from error
 
 
-def _prompts(recipe: Recipe, model: SentenceTransformer, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _prompts(recipe: Recipe, model: BaseModel, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the prompts of each dataset; the model's own where the source gives none, as in testing."""
 
     def either(given: str | None, side: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import batch_to_device, truncate_embeddings
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,40 +26,56 @@ from mixfluence.influence.snapshot import preserve_modes
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-def text_encoders(model: SentenceTransformer, prompts: Mapping[Task, str | None]) -> dict[Task, TextEncoder]:
+def prompt_of(model: BaseModel, task: Task, given: str | None) -> str:
+    """Return the prompt of queries or documents: the given one, or the model's own if None."""
+    own = next((model.prompts[name] for name in OWN_PROMPTS[task] if name in model.prompts), None) or ""
+    return own if given is None else given
+
+
+def text_encoders(model: BaseModel, prompts: Mapping[Task, str | None]) -> dict[Task, TextEncoder]:
     """Return encoders of queries, documents or both, given the prompt of each; None is the model's own prompt."""
     tokeniser = Tokeniser(model)
-    encoders = {}
-    for task, prompt in prompts.items():
-        own = next((model.prompts[name] for name in OWN_PROMPTS[task] if name in model.prompts), None) or ""
-        encoders[task] = TextEncoder(model, tokeniser.side(task, own if prompt is None else prompt))
-    return encoders
+    return {
+        task: TextEncoder(model, tokeniser.side(task, prompt_of(model, task, prompt)))
+        for task, prompt in prompts.items()
+    }
 
 
 class TextEncoder:
     """Encodes the queries or the documents of a model."""
 
-    def __init__(self, model: SentenceTransformer, side: Side) -> None:
+    def __init__(self, model: BaseModel, side: Side) -> None:
         self._model = model
         self.side = side
 
     @torch.inference_mode()
     def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False, unit: bool = True) -> Tensor:
         """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`."""
+        found, order = [], []
+        for places, output in self.outputs(texts, batch_size=batch_size, show_progress=show_progress):
+            embeddings = output["sentence_embedding"]
+            if self._model.truncate_dim is not None:
+                embeddings = truncate_embeddings(embeddings, self._model.truncate_dim)
+            found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
+            order.append(torch.from_numpy(places))
+        joined = torch.cat(found)
+        return torch.empty_like(joined).index_copy_(0, torch.cat(order).to(joined.device), joined)
+
+    @torch.inference_mode()
+    def outputs(
+        self, texts: TokenTable, *, batch_size: int, show_progress: bool = False
+    ) -> Iterator[tuple[NDArray[np.int64], dict[str, Any]]]:
+        """Yield the places of some texts, the longest first, and the model's output for them."""
         model, console = self._model, Console(stderr=True)
         order = np.argsort(-texts.lengths, kind="stable")
-        found = []
         with preserve_modes(model), shape_free_attention():
             model.eval()
             starts = range(0, len(order), batch_size)
             for start in track(starts, "encoding", console=console, transient=True, disable=not show_progress):
-                features = texts.layout.features(texts.token_ids(order[start : start + batch_size]))
-                embeddings = model(batch_to_device(features, model.device))["sentence_embedding"]
-                if model.truncate_dim is not None:
-                    embeddings = truncate_embeddings(embeddings, model.truncate_dim)
-                found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
-        joined = torch.cat(found)
-        return torch.empty_like(joined).index_copy_(0, torch.from_numpy(order).to(joined.device), joined)
+                places = order[start : start + batch_size]
+                features = texts.layout.features(texts.token_ids(places))
+                options = {"task": features["task"]} if isinstance(model, MultiVectorEncoder) else {}
+                yield places, model(batch_to_device(features, model.device), **options)
 
 
 def shape_free_attention() -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from mixfluence import runs
+from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.clustering.arms import read_arms, write_arms
 from mixfluence.data.formats import reading_notes
@@ -48,7 +49,7 @@ from mixfluence.training.checkpoints import (
     writing,
 )
 from mixfluence.training.folder import record_facts, test_facts
-from mixfluence.training.trainer import MixtureTrainer
+from mixfluence.training.trainer import MixtureMixin
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 class Trained(NamedTuple):
     """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
 
-    trainer: MixtureTrainer
+    trainer: MixtureMixin
     seconds: dict[str, float]
     probing: dict[str, float]
     selected_step: int
@@ -221,7 +222,7 @@ def _train(
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
             *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
-    _save_model(trainer, folder)
+    _save_model(recipe, trainer, folder)
     best = trainer.state.best_model_checkpoint
     return Trained(trainer, watch.seconds, probing, runs.step_of(best) if best else trainer.state.global_step)
 
@@ -247,7 +248,7 @@ def _merge(
     trainer.get_train_dataloader()
     trainer.state.global_step = best.evaluations
     probing = probing_cost(folder / runs.TRACE_FILE)
-    _save_model(trainer, folder)
+    _save_model(recipe, trainer, folder)
     return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
 
 
@@ -258,7 +259,7 @@ def _prepare(
     inputs: Inputs,
     callbacks: list[TrainerCallback],
     watch: runs.Stopwatch,
-) -> MixtureTrainer:
+) -> MixtureMixin:
     """Return the trainer of a stage with its data tokenised.
 
     Before that, inputs are compared with those that the run was started with, and what comes after training is tried
@@ -283,9 +284,13 @@ def _prepare(
     return trainer
 
 
-def _save_model(trainer: MixtureTrainer, folder: Path) -> None:
+def _save_model(recipe: Recipe, trainer: MixtureMixin, folder: Path) -> None:
     with writing(folder / runs.MODEL_FOLDER):
         trainer.save_model(str(folder / runs.MODEL_FOLDER))
+        if recipe.model.lora and recipe.model.lora.merged and trainer.is_world_process_zero():
+            for file in (folder / runs.MODEL_FOLDER).glob("adapter_*"):
+                file.unlink()
+            merge_lora(trainer.model).save_pretrained(str(folder / runs.MODEL_FOLDER), create_model_card=False)
     if trainer.is_world_process_zero():
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)

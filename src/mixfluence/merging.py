@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -24,11 +25,10 @@ from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
 from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.tokenize import tokenise_texts
-from mixfluence.embedding import text_encoders
-from mixfluence.encoders import load_encoder
+from mixfluence.encoders import kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.retrieval import rank_embeddings, score_task
+from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
+from mixfluence.evaluation.search import encode_task
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -66,12 +66,12 @@ class Merger:
         folders: Models trained from it.
     """
 
-    def __init__(self, model: SentenceTransformer, folders: Sequence[Path]) -> None:
+    def __init__(self, model: BaseModel, folders: Sequence[Path]) -> None:
         self.model = model
         start = _parameters(model)
         self._all = [{name: tensor.clone() for name, tensor in start.items()}]
         for folder in folders:
-            own = _parameters(load_encoder(str(folder), device="cpu"))
+            own = _parameters(load_encoder(str(folder), kind=kind_of(model), device="cpu"))
             if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in start.items()}:
                 raise DataError(f"{folder}: cannot be merged, its parameters differ from those of the start in shape")
             self._all.append(own)
@@ -82,7 +82,7 @@ class Merger:
         return len(self._all)
 
     @torch.no_grad()
-    def merge(self, weights: Iterable[float]) -> SentenceTransformer:
+    def merge(self, weights: Iterable[float]) -> BaseModel:
         """Return the model after setting it to a weighted sum, the start first."""
         used = [(weight, own) for weight, own in zip(weights, self._all, strict=True) if weight]
         for name, tensor in self.model.state_dict().items():
@@ -93,30 +93,23 @@ class Merger:
 
 
 class DevScorer:
-    """Scores a model on dev tasks again and again, as its parameters change; texts are tokenised once."""
+    """Scores a model on dev tasks again and again, as its parameters change."""
 
-    def __init__(self, model: SentenceTransformer, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
-        self._tasks, self._batch_size = tasks, batch_size
-        self._texts = []
-        for task in tasks:
-            encoders = text_encoders(model, {"query": task.query_prompt, "document": task.passage_prompt})
-            texts = zip(encoders.values(), (task.queries, task.docs), strict=True)
-            self._texts.append([(encoder, tokenise_texts(own, encoder.side)) for encoder, own in texts])
+    def __init__(self, model: BaseModel, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
+        self._model, self._tasks, self._batch_size = model, tasks, batch_size
 
     def scores(self) -> dict[str, float]:
         """Return NDCG@10 by dev set."""
-        return self.score(self.encode())
+        scored = (evaluate(self._model, task, batch_size=self._batch_size, k=10) for task in self._tasks)
+        return {evaluation.dataset: evaluation.mean(MEASURE) for evaluation in scored}
 
-    def encode(self, *, unit: bool = True) -> list[Tensor]:
-        """Return the vectors of queries and passages of each task, in turn."""
-        return [
-            encoder.encode(own, batch_size=self._batch_size, unit=unit)
-            for texts in self._texts
-            for encoder, own in texts
-        ]
+    def encode(self) -> list[Tensor]:
+        """Return the vectors, of any length, of queries and passages of each task, in turn; for a dense model."""
+        encoded = (encode_task(self._model, task, batch_size=self._batch_size, unit=False) for task in self._tasks)
+        return [vectors for pair in encoded for vectors in pair]
 
     def score(self, vectors: Sequence[Tensor]) -> dict[str, float]:
-        """Return NDCG@10 by dev set, given what `encode` returns."""
+        """Return NDCG@10 by dev set, given unit vectors in the order of `encode`."""
         pairs = zip(self._tasks, vectors[::2], vectors[1::2], strict=True)
         return {
             task.name: score_task(task, rank_embeddings(task, queries, passages, k=10)).mean(MEASURE)
@@ -130,7 +123,7 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
     The vectors of a static embedding are linear in its parameters: each model encodes the texts once, and merges add
     vectors.
     """
-    if not (len(merger.model) == 1 and isinstance(merger.model[0], StaticEmbedding)):
+    if not _is_linear(merger.model):
 
         def encode_merged(weights: Vector) -> dict[str, float]:
             merger.merge(weights.tolist())
@@ -140,7 +133,7 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
     encoded: list[list[Tensor]] = []
     for alone in np.eye(merger.models).tolist():
         merger.merge(alone)
-        encoded.append(scorer.encode(unit=False))
+        encoded.append(scorer.encode())
     stacks = [torch.stack(vectors) for vectors in zip(*encoded, strict=True)]
 
     def add_encoded(weights: Vector) -> dict[str, float]:
@@ -148,6 +141,11 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
         return scorer.score([normalize(torch.tensordot(shares.to(s), s, dims=1), dim=-1) for s in stacks])
 
     return add_encoded
+
+
+def _is_linear(model: BaseModel) -> bool:
+    dense = isinstance(model, SentenceTransformer)
+    return dense and len(model) == 1 and isinstance(model[0], StaticEmbedding)
 
 
 @dataclass(frozen=True)
@@ -278,7 +276,7 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
 def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
     """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
     before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
-    compared = {
+    compared: dict[str, tuple[Any, ...]] = {
         key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap", "select")
     }
     if recipe.select:
@@ -297,5 +295,5 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
     shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)
 
 
-def _parameters(model: SentenceTransformer) -> dict[str, Tensor]:
+def _parameters(model: BaseModel) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}

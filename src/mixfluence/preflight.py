@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -81,7 +82,7 @@ def _check_start(recipe: Recipe, checked: Checked | None) -> None:
 
         rehearse_run(recipe, checked.data)
     else:
-        check_model(recipe.model, Path.cwd())
+        check_model(recipe.model.model_dump_json(), Path.cwd())
 
 
 def check_output(folder: Path) -> None:
@@ -92,11 +93,11 @@ def check_output(folder: Path) -> None:
 
 
 @cache
-def check_model(section: ModelSection, folder: Path) -> None:
-    """Load an encoder, given the current folder; one that cannot be trained is refused."""
+def check_model(section: str, folder: Path) -> None:
+    """Load an encoder, given its section as JSON and the current folder; one that cannot be trained is refused."""
     from mixfluence.encoders import load_encoder
 
-    load_encoder(**section.model_dump(), device="cpu")
+    load_encoder(**json.loads(section), device="cpu")
 
 
 def model_is_here(section: ModelSection) -> bool:

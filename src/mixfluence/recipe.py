@@ -14,33 +14,52 @@ from mixfluence.errors import DataError
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
+# The temperature of scores that are not cosines.
+PLAIN_TEMPERATURE = 1.0
+
+
+class LoraSection(Section):
+    """A LoRA adapter through PEFT: only low-rank changes of the linear layers are trained.
+
+    `targets` are names of layers, or `all-linear`. The saved model has the adapter `merged` into its weights, or is
+    the adapter alone, which needs the original model to be loaded.
+    """
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    merged: bool = True
+
 
 class ModelSection(Section):
     """The encoder: `minilm` or `wordllama` from installed packages, a folder, or a Hugging Face id.
 
-    A plain transformer, encoder or decoder, gets a pooling: `mean`, `cls`, or `last`, the vector of the end token.
-    `padding` is the side of padding, and `bidirectional` lets the tokens of a decoder see later ones. With `lora`,
-    adapters of this rank are trained instead of the model.
+    `kind` is that of the model: one vector per text, sparse vectors (SPLADE), a vector per token (ColBERT), or a
+    cross-encoder that ranks the hits of BM25 again. A plain transformer, encoder or decoder, gets a pooling: `mean`,
+    `cls`, or `last`, the vector of the end token. `padding` is the side of padding, and `bidirectional` lets the
+    tokens of a decoder see later ones.
     """
 
     name: str
+    kind: Literal["dense", "sparse", "multi-vector", "reranker"] = "dense"
     pooling: Literal["cls", "mean", "last"] | None = None
     padding: Literal["left", "right"] | None = None
     bidirectional: bool | None = None
     query_length: Count | None = None
     passage_length: Count | None = None
-    lora: Count | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    lora: LoraSection | None = None
 
     @model_validator(mode="after")
     def _static_embedding(self) -> Self:
         others = self.pooling, self.padding, self.bidirectional, self.query_length, self.passage_length, self.lora
         if self.name == "wordllama" and any(value is not None for value in others):
             raise ValueError("'wordllama' is a static model; write model={name: wordllama}")
-        if self.lora and self.bidirectional is not None:
+        if self.lora and not self.lora.merged and self.bidirectional is not None:
             # Adapters are saved without the configuration of their base.
-            raise ValueError("lora: set use_bidirectional_attention in the model's config.json, not by bidirectional")
+            raise ValueError("lora.merged: an adapter alone is saved without bidirectional; merge it")
         return self
 
 
@@ -167,6 +186,9 @@ class Recipe(Section):
         for section in ("train", "dev", "test"):
             if section in data:
                 data[section] = fill_sources(data[section], defaults, section)
+        model, training = data.get("model"), data.get("training")
+        if isinstance(model, dict) and isinstance(training, dict) and model.get("kind", "dense") != "dense":
+            data["training"] = {"temperature": PLAIN_TEMPERATURE} | training
         return {"output": f"runs/{data.get('name')}"} | data
 
     @model_validator(mode="after")
@@ -180,6 +202,7 @@ class Recipe(Section):
             self.strategy.check(self)
         except ValueError as error:
             yield str(error)
+        yield from self._model_problems()
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
@@ -196,6 +219,29 @@ class Recipe(Section):
         if steps % every:
             candidate = "or the last step would never be a candidate"
             yield f"selection.every: {every} must divide training.steps ({steps}), {candidate}"
+
+    def _model_problems(self) -> Iterator[str]:
+        if self.model.lora and any(stage.merges for stage in self.strategy.stages(self)):
+            yield f"model.lora: strategy {self.strategy.name} merges whole models; leave lora out"
+        if self.model.kind != "dense" and (needing := self._needs_dense()):
+            yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
+
+    def _needs_dense(self) -> str | None:
+        """Return the part of the recipe that works with dense encoders only."""
+        for name in ("pooling", "padding", "bidirectional"):
+            if getattr(self.model, name) is not None:
+                return f"model.{name}"
+        if self.select:
+            return "select"
+        if any(stage.against for stage in self.strategy.stages(self)):
+            return f"strategy {self.strategy.name}"
+        for part in (self.strategy, self.strategy.similar, self.strategy.division):
+            if getattr(part, "encoder", "none") is None:
+                return f"strategy {self.strategy.name} without an encoder of its own"
+        for name in ("packing", "compiled"):
+            if getattr(self.training, name):
+                return f"training.{name}"
+        return "loss m3-kd" if self.training.loss == "m3-kd" else None
 
     def doubts(self) -> Iterator[str]:
         """Yield a sentence for all data that has two roles, which is possible but rarely meant."""

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 
 from mixfluence.build import build_trainer
 from mixfluence.clustering.arms import arms_of
@@ -59,7 +59,7 @@ def rehearse_run(recipe: Recipe, data: Data) -> None:
         rehearse_tests(recipe, trainer.model, data, tried.output)
 
 
-def rehearse_tests(recipe: Recipe, model: SentenceTransformer, data: Data, place: Path) -> None:
+def rehearse_tests(recipe: Recipe, model: BaseModel, data: Data, place: Path) -> None:
     """Try in a folder, on the first rows of each set, what comes after training, so that nothing fails only then."""
     dev = {name: rows.take(range(min(2, len(rows))), rows.fingerprint) for name, rows in data.dev.items()}
     test = {

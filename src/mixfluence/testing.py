@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 
 from mixfluence import runs
 from mixfluence.build import build_model
@@ -26,7 +26,7 @@ from mixfluence.report.tables import add_to_card
 logger = logging.getLogger(__name__)
 
 
-def score_run(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
+def score_run(recipe: Recipe, model: BaseModel, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
     """Write the results of dev queries and score the test sets."""
     folder = recipe.output
     rank_dev(recipe, model, data.dev, folder / runs.DEV_FOLDER)
@@ -38,7 +38,7 @@ def score_run(recipe: Recipe, model: SentenceTransformer, data: Data, *, show_pr
 
 
 def evaluate_tasks(
-    model: SentenceTransformer,
+    model: BaseModel,
     tasks: Mapping[str, RetrievalSet],
     recipe: Recipe,
     folder: Path | None = None,
@@ -66,7 +66,7 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
     return {name: score_task(task, rank_bm25(task)) for name, task in tasks.items()}
 
 
-def rank_dev(recipe: Recipe, model: SentenceTransformer, dev: Mapping[str, RowSet], folder: Path) -> None:
+def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder: Path) -> None:
     """Write the results of dev queries."""
     prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
     rank_dev_sets(model, dev, prompts, folder, batch_size=recipe.evaluation.batch_size)

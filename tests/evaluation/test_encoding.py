@@ -22,7 +22,7 @@ from mixfluence.data import tokenize
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import Ids
 from mixfluence.errors import MixfluenceError
-from mixfluence.evaluation.retrieval import encode_task
+from mixfluence.evaluation.search import encode_task
 
 pytestmark = pytest.mark.slow
 

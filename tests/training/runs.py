@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.base.model import BaseModel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from mixfluence.encoders import kind_of
 from mixfluence.policy import Vector, softmax
 from mixfluence.strategies import Strategy
+from mixfluence.training.kinds import TRAINERS_BY_KIND
 from mixfluence.training.losses import info_nce
-from mixfluence.training.trainer import MixtureTrainer
+from mixfluence.training.trainer import MixtureMixin
 from tests.forked import server
 
 ROOT = Path(__file__).parents[2]
@@ -42,18 +45,19 @@ def pool() -> dict[str, Dataset]:
     }
 
 
-def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArguments:
+def arguments(folder: Path, kind: str = "dense", /, **options: Any) -> SentenceTransformerTrainingArguments:
     """Six steps of four rows on the CPU, everything logged and nothing saved."""
     chosen = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01, **options}
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
-    return SentenceTransformerTrainingArguments(
+    return TRAINERS_BY_KIND[kind].training_args_class(
         output_dir=str(folder), **{"logging_steps": 1, "save_strategy": "no", **quiet, **chosen}
     )
 
 
-def build(model: SentenceTransformer, args: SentenceTransformerTrainingArguments, **options: Any) -> MixtureTrainer:
+def build(model: BaseModel, args: SentenceTransformerTrainingArguments, **options: Any) -> MixtureMixin:
     """Return a trainer of the small pool with InfoNCE, unless told otherwise."""
-    return MixtureTrainer(model=model, args=args, **{"train_dataset": pool(), "loss": info_nce(model), **options})
+    chosen = {"train_dataset": pool(), "loss": info_nce(model), **options}
+    return TRAINERS_BY_KIND[kind_of(model)](model=model, args=args, **chosen)
 
 
 class Turning(Strategy):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from mixfluence.build import dry_run
 from mixfluence.errors import RecipeError
@@ -41,23 +41,20 @@ def test_it_is_refused_by_its_name_before_a_text_is_tokenised(
 @pytest.mark.slow
 def test_a_dry_run_names_the_argument_without_which_it_would_work(tmp_path: Path) -> None:
     own, right = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": []}, {"adam_beta1": 0.8}
-    dry_run(own, right)
+    dry_run(own, right, SentenceTransformerTrainingArguments)
     for name, value in ("torch_compile_mode", "fast"), ("adam_beta2", 7), ("lr_scheduler_type", "steep"):
         with pytest.raises(RecipeError, match=rf"^training\.trainer_args\.{name}: "):
-            dry_run(own, {**right, name: value})
+            dry_run(own, {**right, name: value}, SentenceTransformerTrainingArguments)
 
 
-def test_one_process_for_several_gpus_is_refused(
-    tiny_bert: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_for_several_gpus_is_refused(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
     args = arguments(tmp_path)
     args._n_gpu = 4
     assert args.n_gpu == 4
     with pytest.raises(RecipeError, match=r"^4 GPUs"):
         build(tiny_bert, args)
-    monkeypatch.setattr("mixfluence.build.SentenceTransformerTrainingArguments", lambda **_: args)
     with pytest.raises(RecipeError, match=r"^4 GPUs"):
-        dry_run({}, {})
+        dry_run({}, {}, lambda **_: args)
 
 
 def test_a_pattern_that_parameters_have_trains_them_at_its_rate(

@@ -45,7 +45,8 @@ def merge(
     recipe = _recipe(found[0].recipe, folder, dev)
     merged = merge_runs(found, Merge(soup=dev is None, start_share=base, evaluations=evaluations), recipe, folder)
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
-    model = build_model(recipe.model.model_copy(update={"name": str(folder / MODEL_FOLDER), "revision": None}))
+    saved = {"name": str(folder / MODEL_FOLDER), "revision": None, "lora": None}
+    model = build_model(recipe.model.model_copy(update=saved))
     scores = evaluate_tasks(model, tasks, recipe, folder / EVAL_FOLDER, show_progress=errors.is_terminal)
     write_text(folder / RECIPE_FILE, dump_recipe(recipe))
     record = {

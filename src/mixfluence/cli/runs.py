@@ -77,7 +77,8 @@ def evaluate(
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
         run_model = Path(system) / "model"
         path = str(run_model) if run_model.is_dir() else system
-        model = build_model(parsed.model.model_copy(update={"name": path, "trust_remote_code": trust}))
+        saved = {"name": path, "trust_remote_code": trust, "lora": None}
+        model = build_model(parsed.model.model_copy(update=saved))
         folder = to / label.replace("/", "-") / EVAL_FOLDER if to else None
         rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
     if to:

@@ -13,7 +13,7 @@ from mixfluence.display import counted
 from mixfluence.schema import short
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.model import BaseModel
 
 # Of large datasets a part is looked at.
 LENGTH_ROWS, DUPLICATE_BATCHES = 1_000, 100
@@ -55,7 +55,7 @@ def preview_sources(sources: Mapping[str, Source], count: Count | None = None) -
             yield f"{name}: not on this machine ({source.location})"
 
 
-def token_counter(model: SentenceTransformer) -> Count:
+def token_counter(model: BaseModel) -> Count:
     """Return a function that counts the tokens which a model makes of texts, after truncation."""
     from mixfluence.data.tokenize import Tokeniser
 

@@ -23,7 +23,8 @@ import torch
 import xxhash
 from datasets import Dataset
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.model import BaseModel
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -60,7 +61,7 @@ class Prompts(NamedTuple):
 class Tokeniser:
     """A model's own `preprocess`; its layout is determined once per side and prompt."""
 
-    def __init__(self, model: SentenceTransformer) -> None:
+    def __init__(self, model: BaseModel) -> None:
         self._model = model
         tokenizer = model.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -75,14 +76,16 @@ class Tokeniser:
     def side(self, task: Task, prompt: str) -> Side:
         """Return the tokenizer of queries or documents with a prompt."""
         if (task, prompt) not in self._sides:
-            self._sides[task, prompt] = Side(self._model, task, prompt, self._definition)
+            pairs = isinstance(self._model, CrossEncoder)
+            side = TextSide(prompt) if pairs else Side(self._model, task, prompt, self._definition)
+            self._sides[task, prompt] = side
         return self._sides[task, prompt]
 
 
 class Side:
     """The tokenizer with a task and a prompt; the fingerprint differs if the same text gives other ids."""
 
-    def __init__(self, model: SentenceTransformer, task: Task, prompt: str, definition: str) -> None:
+    def __init__(self, model: BaseModel, task: Task, prompt: str, definition: str) -> None:
         self._model = model
         self._options = {"task": task, "prompt": prompt or None}
         self.layout, probe_ids, self._longest = self._find_layout()
@@ -120,7 +123,7 @@ class Side:
             output = self._model.preprocess([texts[place] for place in places], **self._options)
             ids = output["input_ids"].numpy().astype(np.int32)
             if self.layout.padded:
-                mask = output["attention_mask"].numpy().astype(bool)
+                mask = _real_tokens(output).numpy()
                 ids, starts = ids[mask], np.cumsum(mask.sum(axis=1))[:-1]
             else:
                 starts = output["offsets"].numpy()[1:]
@@ -148,7 +151,9 @@ class Side:
         constants["task"] = self._options["task"]
         if set(output) == {"offsets"}:
             return TokenLayout(False, 0, False, [], constants), ids.tolist(), len(ids)
-        mask = output.pop("attention_mask", None)
+        mask = _real_tokens(output)
+        for name in ("attention_mask", "query_expansion_positions"):
+            output.pop(name, None)
         unknown = [name for name, value in output.items() if value.any()]
         if ids is None or mask is None or unknown:
             raise MixfluenceError(
@@ -156,10 +161,10 @@ class Side:
                 f"(features {', '.join(map(repr, unknown or output)) or 'none'}); "
                 "load it without flash-attention unpadding, or use a text encoder"
             )
-        padding = mask[0] == 0
-        pad_id = int(ids[0][padding][0]) if padding.any() else 0
-        layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants)
-        return layout, ids[mask.bool()].tolist(), int(mask.sum(axis=1).max())
+        padding = ~mask[0]
+        pad_id = int(ids[0][padding][-1]) if padding.any() else 0
+        layout = TokenLayout(True, pad_id, bool(padding[0]), sorted(output), constants, self._expansion())
+        return layout, ids[mask].tolist(), int(mask.sum(dim=1).max())
 
     def _probe(self) -> dict[str, Any]:
         output = self._model.preprocess(SHORT_PROBE, **self._options)
@@ -168,6 +173,37 @@ class Side:
             return dict(self._model.preprocess(PROBE, **self._options))
         rows = {name: value[:2] for name, value in output.items() if isinstance(value, Tensor) and value.ndim == 2}
         return {**output, **rows}
+
+    def _expansion(self) -> dict[str, int] | None:
+        """Return how the model fills up short queries, as ColBERT does."""
+        config = getattr(self._model[0], "query_expansion", None) if self._options["task"] == "query" else None
+        if config is None:
+            return None
+        empty = self._model.preprocess([""], **self._options)
+        filled = int(empty["input_ids"][empty["query_expansion_positions"]][0])
+        return {"length": config["length"], "token": filled, "attended": int(config["attend"])}
+
+
+class TextSide(Side):
+    """Keeps the text with its prompt, for cross-encoders: they tokenise a query together with a passage."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+        self.layout = TokenLayout(False, 0, False, [], {}, text=True)
+        self.fingerprint = xxhash.xxh3_128_hexdigest(f"text {prompt}".encode())
+
+    def tokenise(self, texts: list[str]) -> Ids:
+        """Return the code points of all texts in one array, and each text's length in characters."""
+        prompted = [self._prompt + text for text in texts]
+        codes = np.frombuffer("".join(prompted).encode("utf-32-le", "surrogatepass"), "<i4").astype(np.int32)
+        return codes, np.array([len(text) for text in prompted], np.int64)
+
+
+def _real_tokens(output: dict[str, Any]) -> Any:
+    """Return which positions have tokens of the text, neither padding nor added to a query."""
+    mask = output.get("attention_mask")
+    added = output.get("query_expansion_positions")
+    return mask if mask is None else mask.bool() if added is None else mask.bool() & ~added
 
 
 @lru_cache(maxsize=2)  # asked for at every evaluation, and vocabularies can be large

@@ -28,7 +28,8 @@ class TokenLayout:
     """How one side of a model takes its token ids: as a padded matrix with a mask, or as a flat sequence with offsets.
 
     `zeros` are further inputs of the matrix's shape that are zero for a single text (token types), `constants` are
-    the same for every batch (task, modality, length of the prompt).
+    the same for every batch (task, modality, length of the prompt). `expansion` is how short queries are filled up for
+    ColBERT. With `text`, for a cross-encoder, which tokenises pairs, the ids are the code points of the text itself.
     """
 
     padded: bool
@@ -36,6 +37,12 @@ class TokenLayout:
     pad_left: bool
     zeros: list[str]
     constants: dict[str, Any]
+    expansion: dict[str, int] | None = None
+    text: bool = False
+
+    def decode(self, texts: list[NDArray[np.int32]]) -> list[str]:
+        """Return the texts themselves, of a layout that keeps them."""
+        return [codes.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass") for codes in texts]
 
     def features(self, texts: list[NDArray[np.int32]]) -> dict[str, Any]:
         """Return the model's input for these texts."""
@@ -45,14 +52,19 @@ class TokenLayout:
             offsets = np.cumsum(lengths) - lengths
             ids = torch.from_numpy(flat.astype(np.int64))
             return {"input_ids": ids, "offsets": torch.from_numpy(offsets), **self.constants}
-        width = int(lengths.max(initial=0))
+        width = int(lengths.max(initial=self.expansion["length"] if self.expansion else 0))
         matrix = np.full((len(texts), width), self.pad_id, np.int64)
         mask = np.zeros((len(texts), width), np.int64)
         for row, text in enumerate(texts):
             place = slice(width - len(text), width) if self.pad_left else slice(0, len(text))
             matrix[row, place] = text
             mask[row, place] = 1
-        tensors = {"input_ids": torch.from_numpy(matrix), "attention_mask": torch.from_numpy(mask)}
+        added = {}
+        if self.expansion:
+            filled = (mask == 0) & (np.arange(width) < self.expansion["length"])
+            matrix[filled], mask[filled] = self.expansion["token"], self.expansion["attended"]
+            added["query_expansion_positions"] = torch.from_numpy(filled)
+        tensors = {"input_ids": torch.from_numpy(matrix), "attention_mask": torch.from_numpy(mask), **added}
         tensors |= {name: torch.zeros_like(tensors["input_ids"]) for name in self.zeros}
         return {**tensors, **self.constants}
 

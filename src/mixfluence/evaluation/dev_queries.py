@@ -16,7 +16,7 @@ from mixfluence.data.rows import Row, RowSet, rows_in_memory
 from mixfluence.evaluation.results import read_rows, score_rankings, write_rows
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.model import BaseModel
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class DevQuery:
         other: The passage with the best rank that is not relevant; empty if there is none.
         rank: The rank of `positive`, from 1.
         among: Number of passages ranked.
-        margin: The cosine of `positive` minus that of `other`.
+        margin: The score of `positive` minus that of `other`; of dense models, of their cosines.
     """
 
     query: str
@@ -47,7 +47,7 @@ class DevQuery:
 
 
 def rank_dev_sets(
-    model: SentenceTransformer,
+    model: BaseModel,
     dev: Mapping[str, RowSet],
     prompts: Mapping[str, tuple[str | None, str | None]],
     folder: Path,
@@ -70,12 +70,15 @@ def rank_dev_sets(
         write_dev_queries(name, rank_queries(model, task, batch_size=batch_size), folder)
 
 
-def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
-    """Rank all passages of a small task for each query. Every query must have a relevant passage."""
-    # Imported late: reading dev queries must not load torch.
-    from mixfluence.evaluation.retrieval import encode_task, search_finite
+def rank_queries(model: BaseModel, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
+    """Rank all passages of a small task for each query. Every query must have a relevant passage.
 
-    scores, positions = search_finite(task, *encode_task(model, task, batch_size=batch_size), len(task.docs))
+    A query whose relevant passages are not among those that a cross-encoder ranks is left out.
+    """
+    # Imported late: reading dev queries must not load torch.
+    from mixfluence.evaluation.search import search
+
+    scores, positions = search(model, task, len(task.docs), batch_size=batch_size)
     # Scored by position, not by cosine, so that ties have the same order in NDCG as in the rank.
     rankings = {
         query: {task.doc_ids[doc]: -float(place) for place, doc in enumerate(best)}
@@ -83,7 +86,8 @@ def rank_queries(model: SentenceTransformer, task: RetrievalSet, *, batch_size: 
     }
     ndcg = [measures["ndcg@10"] for measures in score_rankings(rankings, task.qrels, task.query_ids).values()]
     ranked = zip(range(len(ndcg)), positions.tolist(), scores.tolist(), strict=True)
-    return [_describe(task, query, order, cosines, ndcg[query]) for query, order, cosines in ranked]
+    described = (_describe(task, query, order, cosines, ndcg[query]) for query, order, cosines in ranked)
+    return [query for query in described if query is not None]
 
 
 def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -> Path:
@@ -96,8 +100,12 @@ def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
     return read_rows(path, lambda row: DevQuery(**row))
 
 
-def _describe(task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float) -> DevQuery:
+def _describe(
+    task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float
+) -> DevQuery | None:
     relevant = [task.doc_ids[doc] in task.qrels[task.query_ids[query]] for doc in order]
+    if True not in relevant:
+        return None
     hit = relevant.index(True)
     other, margin = "", 0.0
     if False in relevant:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.errors import MixfluenceError
@@ -36,7 +36,7 @@ class References:
     do not compute it again.
     """
 
-    def __init__(self, recipe: Recipe, load_model: Callable[[], SentenceTransformer]) -> None:
+    def __init__(self, recipe: Recipe, load_model: Callable[[], BaseModel]) -> None:
         self._recipe = recipe
         self._load_model = cache(load_model)
         # A model in a folder may change there.

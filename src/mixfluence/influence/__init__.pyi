@@ -1,18 +1,15 @@
 from .influences import Influences
 from .metrics import (
     METRICS,
-    DevBatch,
     Metric,
-    Piece,
     distillation_metric,
-    embed_columns,
     info_nce_metric,
     loss_metric,
-    packed,
     resolve_metric,
     soft_ndcg_metric,
 )
 from .probe import Prober, relative_rate
+from .scoring import DevBatch, Piece, embed_columns, packed
 from .settings import (
     Aggregate,
     Alignment,

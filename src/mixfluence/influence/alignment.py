@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
-from mixfluence.influence.metrics import DevBatch, Metric
+from mixfluence.influence.metrics import Metric
+from mixfluence.influence.scoring import DevBatch
 from mixfluence.influence.settings import Alignment, Batches, Learner, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mixfluence.influence.influences import Influences
-    from mixfluence.influence.metrics import DevBatch, Metric
+    from mixfluence.influence.metrics import Metric
+    from mixfluence.influence.scoring import DevBatch
 
 Aggregate = Literal["mean", "relative", "worst"]
 # Returns the batches of a dataset, given its position in the mixture.

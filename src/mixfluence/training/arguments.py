@@ -7,8 +7,8 @@ from inspect import isclass
 from typing import Any
 
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
+from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
@@ -26,7 +26,7 @@ FIXED: dict[str, tuple[Any, str]] = {
 }
 
 
-def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
+def check_arguments(args: BaseTrainingArguments) -> None:
     """Refuse training arguments that cannot work with a mixture."""
     if args.n_gpu > 1:
         raise RecipeError(
@@ -38,13 +38,12 @@ def check_arguments(args: SentenceTransformerTrainingArguments) -> None:
             raise RecipeError(f"{name}: not supported, {reason}")
 
 
-def check_model(model: object) -> None:
-    """Refuse a model that is not a dense encoder."""
-    if model is not None and not isinstance(model, SentenceTransformer):
-        raise RecipeError(
-            f"model: expected a SentenceTransformer, found {_kind(model)}; "
-            "cross-encoders, sparse and multi-vector encoders are not supported"
-        )
+def check_model(model: object, expected: type, trainers: Mapping[type, str]) -> None:
+    """Refuse a model of another kind than a trainer expects; name the trainer for it, given that of each kind."""
+    if model is not None and not isinstance(model, expected):
+        right = next((name for kind, name in trainers.items() if isinstance(model, kind)), None)
+        hint = f"; use {right}" if right else ""
+        raise RecipeError(f"model: expected a {expected.__name__}, found {_kind(model)}{hint}")
 
 
 def named_datasets(argument: str, datasets: object) -> Mapping[str, RowSet | Dataset]:

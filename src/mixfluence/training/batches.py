@@ -13,7 +13,8 @@ from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch.utils.data import DataLoader, Dataset
 
 from mixfluence.data.mixture import Mixture
@@ -88,6 +89,9 @@ def collate(batch: TokenBatch, *, name_datasets: bool = False, packing: Packing 
     inputs: dict[str, Any] = {"dataset_name": batch.dataset} if name_datasets else {}
     for column, texts in batch.columns.items():
         layout = batch.layouts[column]
+        if layout.text:
+            inputs[column] = layout.decode(texts)
+            continue
         features = packing.features(layout, texts) if packing else layout.features(texts)
         inputs |= {f"{column}_{name}": value for name, value in features.items()}
     if batch.scores is not None:
@@ -104,7 +108,7 @@ class PlacedLoader(DataLoader[TokenBatch]):
 
     def __init__(
         self,
-        args: SentenceTransformerTrainingArguments,
+        args: BaseTrainingArguments,
         rows: MixtureRows,
         sampler: MixtureBatchSampler,
         collate_fn: Collate,
@@ -126,7 +130,7 @@ class PlacedLoader(DataLoader[TokenBatch]):
 
 
 def tokenise_all(
-    datasets: Mixture, model: SentenceTransformer, args: SentenceTransformerTrainingArguments, names: Container[str]
+    datasets: Mixture, model: BaseModel, args: BaseTrainingArguments, names: Container[str]
 ) -> dict[str, TokenisedRows]:
     """Return the token ids of every dataset, from the cache if possible; prompts may refer to any of `names`."""
     tokeniser = Tokeniser(model)
@@ -142,7 +146,7 @@ def tokenise_all(
         }
 
 
-def prompts_of(args: SentenceTransformerTrainingArguments, dataset: str, datasets: Container[str]) -> Prompts:
+def prompts_of(args: BaseTrainingArguments, dataset: str, datasets: Container[str]) -> Prompts:
     """Read the argument `prompts` for a dataset: one text, a text per column, or either of these per dataset."""
     prompts: Any = args.prompts or {}
     if isinstance(prompts, dict):

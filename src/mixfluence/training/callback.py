@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mixfluence.cli.signals import StopSignals
-    from mixfluence.training.trainer import MixtureTrainer
+    from mixfluence.training.trainer import MixtureMixin
 
 # Exchanging stop requests between processes makes each wait for its device.
 STEPS_BETWEEN_EXCHANGES = 8
@@ -50,7 +50,7 @@ STEPS_BETWEEN_EXCHANGES = 8
 class MixtureCallback(TrainerCallback):
     """Follows a `MixtureTrainer` step by step, and writes its trace to `path`."""
 
-    def __init__(self, trainer: MixtureTrainer, path: Path) -> None:
+    def __init__(self, trainer: MixtureMixin, path: Path) -> None:
         self._trainer = trainer
         self._path = path
         # Dataset and rows of each batch trained on since the last line.
@@ -212,7 +212,7 @@ def diverged(what: str, step: int) -> MixfluenceError:
     return MixfluenceError(f"{what} at step {step}: {advice}")
 
 
-def refuse_not_finite(trainer: MixtureTrainer) -> None:
+def refuse_not_finite(trainer: MixtureMixin) -> None:
     """Raise an error if a trained parameter is not finite, so that no checkpoint or model is written with it."""
     finite = [parameter.isfinite().all() for parameter in trainer.model.parameters() if parameter.requires_grad]
     if not torch.stack(finite).all():

@@ -27,7 +27,7 @@ from mixfluence.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from mixfluence.data.retrieval import RetrievalSet
-    from mixfluence.training.trainer import MixtureTrainer
+    from mixfluence.training.trainer import MixtureMixin
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ IN_MEMORY = "given-in-python"
 MOST_SHOWN = 20
 
 
-def start_folder(trainer: MixtureTrainer, folder: Path) -> None:
+def start_folder(trainer: MixtureMixin, folder: Path) -> None:
     """Describe a script as a recipe, so that the command line can read its folder while it trains."""
     (folder / runs.RECORD_FILE).unlink(missing_ok=True)
     try:
@@ -49,7 +49,7 @@ def start_folder(trainer: MixtureTrainer, folder: Path) -> None:
     write_text(folder / runs.RECIPE_FILE, text)
 
 
-def finish_folder(trainer: MixtureTrainer, folder: Path, probing: dict[str, float]) -> None:
+def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]) -> None:
     """Test the model of a script, write the final mixture and the record, and print a summary."""
     write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
     last = runs.read_trace(folder / runs.TRACE_FILE)[-1]
@@ -71,7 +71,7 @@ def finish_folder(trainer: MixtureTrainer, folder: Path, probing: dict[str, floa
         SafeConsole().print(_summary(trainer, seconds))
 
 
-def record_facts(trainer: MixtureTrainer, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
+def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
     """Return what a record says about training, given the seconds by part and the cost of probes."""
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
@@ -101,13 +101,13 @@ def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluatio
     }
 
 
-def _recipe(trainer: MixtureTrainer, folder: Path) -> Recipe:
+def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
     args = trainer.args
     loss_scale = getattr(trainer.loss, "scale", None)
     described = {
         "name": folder.resolve().name,
         "seed": args.seed,
-        "model": {"name": str(trainer.model.model_card_data.base_model or "unknown")},
+        "model": {"name": str(trainer.model.model_card_data.base_model or "unknown"), "kind": trainer.kind},
         "train": _sources(trainer.mixture),
         "dev": _sources(trainer.dev or {}),
         "test": _sources(trainer.test),
@@ -131,7 +131,7 @@ def _sources(datasets: Iterable[str]) -> dict[str, Any]:
     return {name: {"format": "pairs", "path": Path(IN_MEMORY)} for name in datasets}
 
 
-def _summary(trainer: MixtureTrainer, seconds: dict[str, float]) -> Table:
+def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
     """Return the most likely datasets with their probabilities and how much of them was read."""
     took = f"{seconds['train']:.0f} s" + (f" and {seconds['probe']:.0f} s of probes" if seconds["probe"] else "")
     title = f"{type(trainer.strategy).__name__}: {trainer.state.global_step:,} steps in {took}"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate.utils import gather
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.cross_encoder import losses as reranking
+from sentence_transformers.multi_vector_encoder import losses as multi_vector
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sparse_encoder import losses as sparse
 from torch import Tensor, nn
 
 from mixfluence.errors import RecipeError
@@ -23,6 +26,9 @@ from mixfluence.influence.snapshot import preserve_modes
 from mixfluence.strategies import Strategy
 from mixfluence.training.m3_kd import M3Distillation, in_batch_scores, normalised
 from mixfluence.training.packing import prepare_attention
+
+# Weights of the FLOPS regularisation in SPLADE, the defaults of sentence-transformers.
+QUERY_FLOPS, PASSAGE_FLOPS = 5e-5, 3e-5
 
 
 class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
@@ -36,6 +42,7 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
         return cast(Tensor, self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels))
 
 
+@singledispatch
 def info_nce(
     model: SentenceTransformer,
     temperature: float = 0.02,
@@ -43,11 +50,14 @@ def info_nce(
     mini_batch_size: int | None = None,
     gather_across_devices: bool = False,
 ) -> nn.Module:
-    """Return InfoNCE over cosine similarities with in-batch and hard negatives.
+    """Return InfoNCE over the scores of a model with in-batch and hard negatives.
+
+    Scores are cosines, inner products of sparse vectors (SPLADE, with its FLOPS regularisation), MaxSim of
+    multi-vector encoders or logits of cross-encoders. The temperature of the last three is 1 by default.
 
     Args:
         model: The encoder.
-        temperature: Divides the cosines. The paper uses 0.02, sentence-transformers defaults to 0.05.
+        temperature: Divides the scores. The paper uses 0.02, sentence-transformers defaults to 0.05.
         mini_batch_size: Encode this many texts at a time with cached gradients (GradCache): the same gradient with
             far less memory, about twice as slow. None encodes the batch at once.
         gather_across_devices: Also use the passages of other processes as negatives, with their gradient.
@@ -56,6 +66,56 @@ def info_nce(
     if mini_batch_size is not None:
         kind = partial(CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
     return cast(nn.Module, kind(model, scale=1 / temperature, gather_across_devices=gather_across_devices))
+
+
+@info_nce.register(SparseEncoder)
+def _splade(
+    model: SparseEncoder,
+    temperature: float = 1.0,
+    *,
+    mini_batch_size: int | None = None,
+    gather_across_devices: bool = False,
+) -> nn.Module:
+    options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
+    inner = sparse.SparseMultipleNegativesRankingLoss(model, **options)
+    kind: Any = sparse.SpladeLoss
+    if mini_batch_size is not None:
+        kind = partial(sparse.CachedSpladeLoss, mini_batch_size=mini_batch_size)
+    weights = {"query_regularizer_weight": QUERY_FLOPS, "document_regularizer_weight": PASSAGE_FLOPS}
+    return cast(nn.Module, kind(model, inner, **weights))
+
+
+@info_nce.register(MultiVectorEncoder)
+def _maxsim(
+    model: MultiVectorEncoder,
+    temperature: float = 1.0,
+    *,
+    mini_batch_size: int | None = None,
+    gather_across_devices: bool = False,
+) -> nn.Module:
+    kind: Any = multi_vector.MultiVectorMultipleNegativesRankingLoss
+    if mini_batch_size is not None:
+        cached = multi_vector.CachedMultiVectorMultipleNegativesRankingLoss
+        kind = partial(cached, mini_batch_size=mini_batch_size)
+    return cast(nn.Module, kind(model, scale=1 / temperature, gather_across_devices=gather_across_devices))
+
+
+@info_nce.register(CrossEncoder)
+def _rerank(
+    model: CrossEncoder,
+    temperature: float = 1.0,
+    *,
+    mini_batch_size: int | None = None,
+    gather_across_devices: bool = False,
+) -> nn.Module:
+    """Return the cross-entropy of the positive among a row's hard negatives and four random passages of the batch.
+
+    Passages of other processes would have to be sent as texts, so that they are never gathered.
+    """
+    kind: Any = reranking.MultipleNegativesRankingLoss
+    if mini_batch_size is not None:
+        kind = partial(reranking.CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
+    return cast(nn.Module, kind(model, scale=1 / temperature, activation_fn=nn.Identity()))
 
 
 class Reference:

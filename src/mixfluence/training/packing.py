@@ -150,12 +150,16 @@ def _try_out(
         return 1 - float(F.cosine_similarity(embed(packing.features).double(), padded.double()).min())
 
     pad_id = next(iter(layouts.values())).pad_id
-    best = min((Packing(first) for first in (0, pad_id + 1)), key=distance)
     rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
-    if (found := distance(best)) > (HALF_TOLERANCE if rounded else TOLERANCE):
-        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", found)
+    tolerance = HALF_TOLERANCE if rounded else TOLERANCE
+    candidates = Packing(0), Packing(pad_id + 1)
+    distances = [distance(packing) for packing in candidates]
+    # Relative positions allow both. Rounding must not choose between them, or a resumed run might choose the other.
+    best = int(distances[1] < distances[0] - tolerance / 10)
+    if distances[best] > tolerance:
+        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", distances[best])
         return None
-    return best
+    return candidates[best]
 
 
 def packed_attention(

@@ -35,7 +35,7 @@ from mixfluence.training.sampler import batch_sizes, data_seed
 from mixfluence.training.streams import Rows, RowStream, mix, permuted, restore, shard
 
 if TYPE_CHECKING:
-    from mixfluence.training.trainer import MixtureTrainer
+    from mixfluence.training.trainer import MixtureMixin
 
 # Ids of the random streams.
 PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
@@ -51,7 +51,7 @@ class ProbeRunner:
 
     def __init__(
         self,
-        trainer: MixtureTrainer,
+        trainer: MixtureMixin,
         dev: Mapping[str, TokenisedRows],
         negatives: Mapping[str, int],
         collate: Collate,
@@ -218,9 +218,9 @@ class ProbeRunner:
         batch = self._dev_rows.batch(number, rows)
         if self._metric.score is not None:
             # Called for its error only: some metrics need a teacher's scores or hard negatives.
-            passages = torch.zeros(2, len(batch.columns) - 1, 1)
+            scores = torch.zeros(2, 2 * (len(batch.columns) - 1))
             labels = None if batch.scores is None else torch.from_numpy(batch.scores)
-            self._metric.score(torch.zeros(2, 1), passages, DevBatch(name, [Piece([], labels)]))
+            self._metric.score(scores, DevBatch(name, [Piece([], labels)]))
 
     def _now(self) -> float:
         if self._trainer.args.device.type == "cuda":
@@ -231,7 +231,7 @@ class ProbeRunner:
 class TrainerLearner:
     """The `Learner` of probes: a trainer between two steps; `alone` if each process probes datasets of its own."""
 
-    def __init__(self, trainer: MixtureTrainer, *, alone: bool) -> None:
+    def __init__(self, trainer: MixtureMixin, *, alone: bool) -> None:
         self._trainer = trainer
         self._losses = list(trainer.loss.values()) if isinstance(trainer.loss, dict) else [trainer.loss]
         self.model: nn.Module = trainer.model
@@ -308,7 +308,7 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
     }
 
 
-def _refuse_unsupported(trainer: MixtureTrainer) -> None:
+def _refuse_unsupported(trainer: MixtureMixin) -> None:
     if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
         raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
     kind = trainer.accelerator.distributed_type

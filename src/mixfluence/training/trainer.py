@@ -1,4 +1,4 @@
-"""`SentenceTransformerTrainer` with a strategy that decides which dataset the next batch comes from."""
+"""The trainers of sentence-transformers with a strategy that decides which dataset the next batch comes from."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
     SentenceTransformer,
     SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
+    SparseEncoder,
 )
+from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.trainer import BaseTrainer
+from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
 from torch.random import fork_rng
 from torch.utils.data import DataLoader
@@ -51,47 +56,35 @@ MOST_LOGGED = 10
 CARD_HEADING = "## Training mixture"
 
 
-class MixtureTrainer(SentenceTransformerTrainer):
-    """Trains on batches of one dataset at a time, each dataset drawn by a strategy.
+TRAINERS = {
+    SentenceTransformer: "MixtureTrainer",
+    SparseEncoder: "SparseMixtureTrainer",
+    MultiVectorEncoder: "MultiVectorMixtureTrainer",
+    CrossEncoder: "RerankerMixtureTrainer",
+}
 
-    Everything else is as in `SentenceTransformerTrainer`: arguments, losses, callbacks, logging, checkpoints,
-    precision, gradient accumulation, PEFT, several processes. Text is tokenised once into a cache instead of at every
-    step. Prefer `SentenceTransformerTrainer` for a single dataset. Arguments not listed here are as for
-    `SentenceTransformerTrainer`.
 
-    Args:
-        args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
-            passages), flat or per dataset.
-        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
-        dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
-            whenever the Trainer evaluates.
-        test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
-            whose anchor is one of their queries are dropped, as in recipes.
-        strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
-        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
-        num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
-        packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
-            by rounding only.
-        compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
-            encoders up to twice as fast, which pays off after some thousand steps.
-        trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
-            that `mixfluence status`, `weights`, `report` and `compare` read.
-        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+class MixtureMixin(BaseTrainer):
+    """What the trainers of all kinds of models share: sampling, probing, trace, checkpoints and exact resume.
+
+    Combined with a trainer of sentence-transformers, as in `MixtureTrainer`, which documents the arguments.
 
     Attributes:
-        initial_weights: Probability of each dataset at the start.
-        own_folder: The run folder that this trainer describes for the command line; None with a `trace_path`.
-        seconds_before: Training time before the checkpoint that the run was resumed from.
+        kind: The word for the kind of model in recipes.
+        can_pack: Whether sequences may be packed.
     """
+
+    kind: ClassVar[str]
+    can_pack: ClassVar[bool] = False
 
     def __init__(
         self,
-        model: SentenceTransformer | None = None,
-        args: SentenceTransformerTrainingArguments | None = None,
+        model: BaseModel | None = None,
+        args: BaseTrainingArguments | None = None,
         train_dataset: Mapping[str, RowSet | Dataset] | None = None,
         dev_dataset: Mapping[str, RowSet | Dataset] | None = None,
         strategy: Strategy | type[Strategy] | str | None = None,
-        loss: nn.Module | Callable[[SentenceTransformer], nn.Module] | dict[str, nn.Module] | None = None,
+        loss: nn.Module | Callable[[BaseModel], nn.Module] | dict[str, nn.Module] | None = None,
         num_negatives: int | None = None,
         packing: bool | None = None,
         compiled: bool = False,
@@ -100,7 +93,7 @@ class MixtureTrainer(SentenceTransformerTrainer):
         columns: Mapping[str, ColumnMap] | None = None,
         **options: Any,
     ) -> None:
-        check_model(model)
+        check_model(model, self.model_class, TRAINERS)
         dev = named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
         self.mixture, self.dev = train_and_dev(named_datasets("train_dataset", train_dataset), dev, columns or {})
         self.test = {
@@ -127,8 +120,6 @@ class MixtureTrainer(SentenceTransformerTrainer):
             evaluated = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
             options["eval_dataset"] = _text_columns(evaluated) if evaluated else None
         super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
-        # Truncate queries and passages of the dev loss to the lengths used by the token cache.
-        self.data_collator.router_mapping = self.args.router_mapping or {"anchor": "query", "positive": "document"}
         check_arguments(self.args)
         self._check_learning_rates()
         # A recipe's run folder is written by `experiment`, that of a script by this trainer.
@@ -185,7 +176,13 @@ class MixtureTrainer(SentenceTransformerTrainer):
                     self.probing.influence = self.resumed["influence"]
         return PlacedLoader(self.args, rows, self.sampler, prepare)
 
-    def get_default_loss(self, model: SentenceTransformer) -> nn.Module:
+    def get_data_collator(self, model: BaseModel, args: BaseTrainingArguments, processing_class: Any = None) -> Any:
+        """Return a collator that truncates queries and passages of the dev loss as the token cache does."""
+        collator = super().get_data_collator(model, args, processing_class)
+        collator.router_mapping = args.router_mapping or {"anchor": "query", "positive": "document"}
+        return collator
+
+    def get_default_loss(self, model: BaseModel) -> nn.Module:
         """Return InfoNCE."""
         return info_nce(model)
 
@@ -275,12 +272,13 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
         packing = None
-        if self.args.device.type == "cuda" if self.packing is None else self.packing:
+        if self.can_pack and (self.args.device.type == "cuda" if self.packing is None else self.packing):
             some = rows.batch(0, np.arange(min(4, self.mixture.sizes[next(iter(self.mixture))])))
             packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
             option = "packing" if self.packing else "compiled"
-            raise RecipeError(f"{option}: needs packed sequences, by default on a GPU, and a model that allows them")
+            needs = "a dense model that allows them"
+            raise RecipeError(f"{option}: needs packed sequences, by default on a GPU, and {needs}")
         if self.compiled:
             compile_encoder(self.model)
         return packing
@@ -295,6 +293,44 @@ class MixtureTrainer(SentenceTransformerTrainer):
 
     def _named(self, values: NDArray[Any]) -> dict[str, Any]:
         return dict(zip(self.mixture, values.tolist(), strict=True))
+
+
+class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
+    """Trains a dense encoder on batches of one dataset at a time, each dataset drawn by a strategy.
+
+    Everything else is as in `SentenceTransformerTrainer`: arguments, losses, callbacks, logging, checkpoints,
+    precision, gradient accumulation, PEFT, several processes. Text is tokenised once into a cache instead of at every
+    step. Prefer `SentenceTransformerTrainer` for a single dataset. Arguments not listed here are as for
+    `SentenceTransformerTrainer`. Other kinds of models have trainers with the same arguments:
+    `SparseMixtureTrainer`, `MultiVectorMixtureTrainer` and `RerankerMixtureTrainer`.
+
+    Args:
+        args: Training arguments. `prompts` apply to the columns `anchor` and `positive` (which stands for all
+            passages), flat or per dataset.
+        train_dataset: Name -> dataset. Columns are recognised by their names; see `Mixture`.
+        dev_dataset: Dev sets of the same shape. They guide a strategy that asks for probes, and their loss is logged
+            whenever the Trainer evaluates.
+        test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
+            whose anchor is one of their queries are dropped, as in recipes.
+        strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
+        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
+        num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
+        packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
+            by rounding only.
+        compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
+            encoders up to twice as fast, which pays off after some thousand steps.
+        trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
+            that `mixfluence status`, `weights`, `report` and `compare` read.
+        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+
+    Attributes:
+        initial_weights: Probability of each dataset at the start.
+        own_folder: The run folder that this trainer describes for the command line; None with a `trace_path`.
+        seconds_before: Training time before the checkpoint that the run was resumed from.
+    """
+
+    kind = "dense"
+    can_pack = True
 
 
 def _text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:

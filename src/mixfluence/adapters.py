@@ -1,0 +1,67 @@
+"""LoRA adapters of a model: added before training, and merged into its weights to save a plain model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.model import BaseModel
+
+from mixfluence.errors import RecipeError
+
+
+def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
+    """Add an adapter to the transformer of a model, whose other weights are then frozen.
+
+    Layers outside of the transformer, such as the projection of a multi-vector encoder, are trained as a whole, and so
+    is the head of a cross-encoder. `settings` has the keys of `LoraSection`.
+    """
+    if find_spec("peft") is None:
+        raise RecipeError("model.lora: needs an extra: pip install 'mixfluence[peft]'")
+    if not model.has_peft_compatible_model():
+        raise RecipeError("model.lora: the model has no transformer to adapt")
+    from peft import LoraConfig, TaskType
+
+    head = isinstance(model, CrossEncoder)
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS if head else TaskType.FEATURE_EXTRACTION,
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules=settings["targets"],
+        modules_to_save=["classifier", "score"] if head else None,
+    )
+    # The same in every run, which a resumed one depends on.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        try:
+            model.add_adapter(config)
+        except ValueError as error:
+            raise RecipeError(f"model.lora: refused by PEFT ({error})") from error
+
+
+def has_adapter(model: BaseModel) -> bool:
+    """Return whether only an adapter of a model is trained."""
+    return bool(getattr(model.transformers_model, "_hf_peft_config_loaded", False))
+
+
+def merge_lora(model: BaseModel) -> BaseModel:
+    """Return a copy of a model in CPU memory with its adapter merged into the weights."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    merged = copy.deepcopy(model).cpu()
+    inner = merged.transformers_model
+    for name, layer in list(inner.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge(safe_merge=True)
+            inner.set_submodule(name, layer.get_base_layer())
+        elif isinstance(layer, ModulesToSaveWrapper):
+            inner.set_submodule(name, layer.modules_to_save[layer.active_adapters[0]])
+    inner._hf_peft_config_loaded = False
+    del inner.peft_config
+    return merged
