@@ -77,7 +77,7 @@ def write_arms(path: Path, numbers: Numbers) -> None:
 
 
 def typical_terms(queries: Sequence[str], numbers: Numbers, count: int) -> list[tuple[str, ...]]:
-    """Return the words of each cluster whose mean tf-idf exceeds that of all queries most; none of English stop words."""
+    """Return the words of each cluster whose mean tf-idf exceeds that of all queries most, stop words aside."""
     try:
         weights = TfidfVectorizer(sublinear_tf=True, token_pattern=WORD, stop_words="english").fit(queries)
     except ValueError:  # no query has a word
