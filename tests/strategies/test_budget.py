@@ -20,7 +20,7 @@ from mixfluence.influence import Probe
 from mixfluence.policy import UNIFORM
 from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS, MultiDDS
-from mixfluence.strategies.base import growing_intervals
+from mixfluence.strategies.logits import growing_intervals
 from tests.training.test_inf_dds import MakeModel, guided_run
 
 

@@ -15,7 +15,7 @@ from mixfluence.influence import Probe, Probing
 from mixfluence.policy import UNIFORM, InitialField, Vector, lift, softmax
 from mixfluence.policy.evidence import ROUNDING
 from mixfluence.schema import Count, Fraction, Positive, Share, WholeNumber
-from mixfluence.strategies.base import ArmStrategy
+from mixfluence.strategies.logits import ArmStrategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences

@@ -12,7 +12,8 @@ from pydantic import Field
 from mixfluence.influence import Probing, Projection
 from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.schema import Count, Fraction, Positive
-from mixfluence.strategies.base import FINAL, ArmStrategy, Stage, Strategy, at_interval
+from mixfluence.strategies.base import FINAL, Stage, Strategy
+from mixfluence.strategies.logits import ArmStrategy, at_interval
 from mixfluence.strategies.static import Static
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from mixfluence.influence import Probe, Probing, Reptile
 from mixfluence.policy import RULES, Evidence, Fair, Rule, Vector
 from mixfluence.policy.arms import siblings
 from mixfluence.schema import BatchSize, Share, registered
-from mixfluence.strategies.base import LogitStrategy
+from mixfluence.strategies.logits import LogitStrategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences

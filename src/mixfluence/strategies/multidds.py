@@ -12,7 +12,7 @@ from pydantic import Field
 from mixfluence.influence import Alignment, Probing
 from mixfluence.policy import Adam, Vector, softmax
 from mixfluence.schema import Count, Positive
-from mixfluence.strategies.base import LogitStrategy
+from mixfluence.strategies.logits import LogitStrategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences

@@ -11,7 +11,7 @@ import numpy as np
 from mixfluence.policy import UNIFORM, InitialField, Vector, softmax
 from mixfluence.policy.arms import siblings
 from mixfluence.schema import Fraction, WholeNumber
-from mixfluence.strategies.base import ArmStrategy
+from mixfluence.strategies.logits import ArmStrategy
 
 
 class ODM(ArmStrategy):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, softmax
 from mixfluence.schema import Share
-from mixfluence.strategies.base import ArmStrategy
+from mixfluence.strategies.logits import ArmStrategy
 
 
 class Static(ArmStrategy):

@@ -1,0 +1,78 @@
+"""What a run draws from: rows selected from its datasets, a start found in them, and clusters in place of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from accelerate import PartialState
+
+from mixfluence import runs
+from mixfluence.build import build_model
+from mixfluence.clustering.arms import read_arms, write_arms
+from mixfluence.data.reading import Data
+from mixfluence.encoders import load_encoder
+from mixfluence.inputs import INPUTS_FILE
+from mixfluence.policy.initial import read_weights, write_weights
+from mixfluence.recipe import Recipe
+from mixfluence.selection import Selected, select_rows
+from mixfluence.strategies import Strategy
+
+
+def select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+    """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
+    if recipe.select is None:
+        return data, {}
+    sources = {**recipe.dev, **recipe.train}
+    with watch("select"), PartialState().main_process_first():
+        train, selected = select_rows(
+            data.train,
+            data.dev,
+            build_model(recipe.model),
+            keep=recipe.select.keep,
+            batch_size=recipe.training.batch_size,
+            seed=recipe.seed,
+            prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
+        )
+    return replace(data, train=train), selected
+
+
+def find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool) -> Strategy:
+    """Return the strategy of the recipe, with the start that it looks for in the data.
+
+    What was found is written down: a resumed run must start from the same weights whatever embeds the rows.
+    """
+    strategy, processes, file = recipe.strategy, PartialState(), recipe.output / runs.START_FILE
+    if strategy.similar is None:
+        return strategy
+    if processes.is_main_process and not (resume and file.exists()):
+        from mixfluence.clustering.similar import similar_shares
+
+        with watch("cluster"):
+            named = strategy.similar.encoder
+            encoder = load_encoder(named) if named else build_model(recipe.model)
+            shares = similar_shares(data.train, data.dev, encoder)
+        write_weights(file, shares)
+    processes.wait_for_everyone()
+    return strategy.starting_from(read_weights(file))
+
+
+def divide(
+    recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool
+) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
+    """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
+    strategy = recipe.strategy
+    if not strategy.clusters:
+        return data, dict
+    processes, stored = PartialState(), recipe.output / runs.ARMS_FILE
+    with watch("cluster"), processes.main_process_first():
+        if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
+            found = read_arms(data.train, stored)
+        else:
+            least_rows = recipe.training.batch_size * processes.num_processes
+            found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+            if found.numbers is not None and processes.is_main_process:
+                write_arms(stored, found.numbers)
+    # A cluster of several datasets has their common prompts; the recipe was checked for that.
+    sources = {cluster: dataset or next(iter(recipe.train)) for cluster, dataset in found.sources.items()}
+    return replace(data, train=found.mixture, sources=sources, found=found.weights), found.shares
