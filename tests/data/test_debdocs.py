@@ -98,7 +98,7 @@ def test_packed_files_are_read_under_apts_names(suffix: str, pack: Callable[[byt
     expected = read(tmp_path, "pt_BR")
     content = pack(plain.read_bytes())
     plain.unlink()
-    path = tmp_path / f"deb.debian.org_debian_dists_bookworm_main_i18n_Translation-pt%5fBR{suffix}"
+    path = tmp_path / f"mirror.example_debian_dists_bookworm_main_i18n_Translation-pt%5fBR{suffix}"
     path.write_bytes(content)
     assert read(tmp_path, "pt_BR") == expected
     path.write_bytes(content[:-20])

@@ -27,8 +27,6 @@ from mixfluence.errors import DataError
 Split = Literal["train", "dev", "test"]
 # By the last digit of the hash of a package's name.
 SPLITS: dict[int, Split] = {0: "test", 1: "dev"}
-MIRROR = "http://deb.debian.org/debian"
-RELEASE = "bookworm"
 MIN_PASSAGE_CHARS, MAX_PASSAGE_CHARS = 40, 1_000
 # As apt stores the file of a language: with its address in front, and `_` escaped.
 FILE = re.compile(
@@ -43,8 +41,8 @@ class DebdocsSource(SourceSection):
     A tenth of the packages is `dev` and a tenth `test`, by a hash of their names. All passages are the corpus.
 
     Attributes:
-        path: Folder with files `Translation-XX`, plain or packed as gz, bz2 or xz; null fetches those of Debian 12 by
-            apt-get, once, without root.
+        path: Folder with files `Translation-XX`, plain or packed as gz, bz2 or xz; null fetches those of this
+            machine's release by apt-get, once, without root.
         language: As in the name of the file, such as `de` or `pt_BR`.
     """
 
@@ -150,7 +148,7 @@ def _fetched(language: str) -> Path:
     """Return the folder with a language's file, fetched by apt-get if it is not in the cache."""
     if shutil.which("apt-get") is None:
         raise DataError("debdocs: without path, apt-get fetches the files, which is not installed; give their folder")
-    return cached("debian", f"{RELEASE}-{language}", lambda folder: folder, partial(_fetch, language))
+    return cached("debian", language, lambda folder: folder, partial(_fetch, language))
 
 
 def _fetch(language: str, folder: Path) -> None:
@@ -158,10 +156,7 @@ def _fetch(language: str, folder: Path) -> None:
         place = Path(scratch)
         for name in ("lists/partial", "cache/archives/partial"):
             (place / name).mkdir(parents=True)
-        (place / "sources.list").write_text(f"deb {MIRROR} {RELEASE} main\n", encoding="utf-8")
         options = {
-            "Dir::Etc::SourceList": place / "sources.list",
-            "Dir::Etc::SourceParts": "/dev/null",
             "Dir::State::Lists": place / "lists",
             "Dir::Cache": place / "cache",
             "Acquire::Languages": language,
@@ -171,8 +166,9 @@ def _fetch(language: str, folder: Path) -> None:
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         done = subprocess.run(["apt-get", "-q", "update", *words], capture_output=True, text=True, check=False)
-        fetched = list((place / "lists").glob("*Translation-*"))
+        # Updates of a release have a file of their own, which is small.
+        fetched = sorted((place / "lists").glob("*Translation-*"), key=lambda path: path.stat().st_size)
         if not fetched:
-            reason = done.stderr.strip()[-300:] or f"Debian {RELEASE} has no such language"
+            reason = done.stderr.strip()[-300:] or "apt's sources have no such language"
             raise DataError(f"debdocs: apt-get could not fetch Translation-{language} ({reason})")
-        shutil.copy(fetched[0], folder)
+        shutil.copy(fetched[-1], folder)
