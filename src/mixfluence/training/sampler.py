@@ -52,7 +52,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
     all processes: all draw the same dataset, and each keeps its shard of the rows.
 
     Datasets that have the same number in `groups` are clusters of one dataset: a batch then has rows of all of them,
-    in proportion to their weights, up to the number in `group_sizes` for any of them.
+    in proportion to their weights, up to the number in `group_sizes`, by default the largest batch.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world: int = 1,
         groups: NDArray[np.int64] | None = None,
-        group_sizes: Sequence[int] = (),
+        group_sizes: Sequence[int] | None = None,
     ) -> None:
         self._streams = streams
         self._weights = weights
@@ -78,7 +78,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self._seed = seed
         self._rank, self._world = rank, world
         self._groups = groups
-        self._group_sizes = group_sizes
+        self._group_sizes = group_sizes or [max(batch_sizes)] * len(streams)
         sizes = np.array([stream.size for stream in streams], np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._row_limits = None if max_epochs is None else np.floor(max_epochs * sizes)
