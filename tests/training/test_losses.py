@@ -1,7 +1,7 @@
 """The losses of recipes, and settings of single training sets.
 
-- Every loss trains through a recipe. A run that probes without acting on it is, to the last bit, the run that does not,
-  and a resumed run is the run that was not stopped; also if training sets differ in loss, batch size and negatives.
+- Every loss trains through a recipe. A run that probes without acting on it is, to the last bit, the run that does
+  not, and a resumed run is the run that was not stopped; also if training sets differ in their settings.
 - A loss, a batch size, a number of hard negatives and prompts of one training set apply to it alone, in probes too.
 - Scores of a model are divided by the temperature in every loss, the teacher's are not.
 - What does not fit the model or the rows is refused before training.
@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 from mixfluence.build import build_trainer
 from mixfluence.data.reading import read_data
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.inputs import check_recipe, recipe_values, write_inputs
 from mixfluence.losses import LOSSES, FlopsSection, InfoNCELoss, LossSection
 from mixfluence.recipe import Recipe
 from mixfluence.strategies import FINAL, Stage, Static, Strategy
@@ -37,7 +38,7 @@ from tests.training.test_inf_dds import EVERY_STEP, Frozen
 from tests.training.test_inf_dds_resume import assert_equal_tensors
 
 MakeRecipe = Callable[..., Recipe]
-DIMS = {"dims": [16, 8], "weights": [1.0, 0.5]}
+DIMS: dict[str, list[Any]] = {"dims": [16, 8], "weights": [1.0, 0.5]}
 OWN = {"loss": "margin-mse", "batch_size": 3, "hard_negatives": 2, "query_prompt": "w199 "}
 
 
@@ -187,6 +188,19 @@ def test_settings_in_python_are_given_by_name(tiny_bert: SentenceTransformer, tm
     assert trainer.identity() != build(tiny_bert, arguments(tmp_path), strategy="static").identity()
 
 
+def test_rows_of_a_dataset_may_follow_the_number_of_processes(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recipe(own: int, general: int) -> Recipe:
+        return make_recipe(train={"near": {"batch_size": own}, "far": None}, batch_size=general)
+
+    write_inputs(tmp_path, {"recipe": recipe_values(recipe(6, 4))})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert check_recipe(tmp_path, recipe(3, 2)) == 4
+    with pytest.raises(RecipeError, match=r"train\.near\.batch_size x processes was 6 and is 12"):
+        check_recipe(tmp_path, recipe(6, 2))
+
+
 # What losses compute.
 
 
@@ -216,7 +230,7 @@ def test_a_matryoshka_loss_is_the_weighted_sum_over_dimensions(tiny_bert: Senten
     features, columns = embeddings(model, 3)
     with torch.no_grad():
         found = build_loss(section(matryoshka=DIMS), model, LossSettings(0.05))([dict(f) for f in features], None)
-        plain = info_nce(model, 0.05)
+        plain: Any = info_nce(model, 0.05)
         parts = [plain.compute_loss_from_embeddings([c[:, :dim] for c in columns], None) for dim in DIMS["dims"]]
     torch.testing.assert_close(found, parts[0] + 0.5 * parts[1], rtol=1e-4, atol=1e-5)
 
