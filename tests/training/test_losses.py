@@ -26,10 +26,15 @@ from transformers import TrainerCallback
 from mixfluence.build import build_trainer
 from mixfluence.data.reading import read_data
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.experiment import run
 from mixfluence.inputs import check_recipe, recipe_values, write_inputs
 from mixfluence.losses import LOSSES, FlopsSection, InfoNCELoss, LossSection
-from mixfluence.recipe import Recipe
-from mixfluence.strategies import FINAL, Stage, Static, Strategy
+from mixfluence.plan import plan_run
+from mixfluence.policy import UNIFORM
+from mixfluence.recipe import Recipe, SelectionSection
+from mixfluence.recipe_yaml import load_recipe
+from mixfluence.runs import read_run
+from mixfluence.strategies import FINAL, InfDDS, Stage, Static, Strategy
 from mixfluence.training.losses import LossSettings, build_loss, info_nce
 from mixfluence.training.trainer import MixtureMixin
 from tests.recipes import small_recipe
@@ -175,6 +180,36 @@ def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> Non
     assert not isinstance(trainer.loss["far"], MarginMSELoss)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_run_whose_datasets_differ_is_planned_selected_and_extended(make_recipe: MakeRecipe, kind: str) -> None:
+    selection = SelectionSection(every=2)
+    recipe = make_recipe(kind, {"near": OWN, "far": None}, save_every=None)
+    recipe = recipe.model_copy(update={"selection": selection, "strategy": InfDDS(**EVERY_STEP, init=UNIFORM)})
+    planned = {dataset.name: dataset.epochs for dataset in plan_run(recipe).datasets}
+    assert planned == pytest.approx({"near": 2 * 3 / 12, "far": 2 * 4 / 12})
+    run(recipe)
+    read = load_recipe(recipe.output / "recipe.yaml")
+    assert read.train == recipe.train
+    batch_sizes = {name: facts["batch_size"] for name, facts in read_run(recipe.output).record["datasets"].items()}
+    assert batch_sizes == {"near": 3, "far": 4}
+    longer = recipe.training.model_copy(update={"steps": 6})
+    run(recipe.model_copy(update={"training": longer}), resume=True)
+    assert read_run(recipe.output).record["steps"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [{"matryoshka": DIMS}, "margin-mse", {"name": "distill-kl", "matryoshka": DIMS}])
+def test_packed_sequences_change_a_loss_by_rounding_only(make_recipe: MakeRecipe, loss: Any) -> None:
+    found = []
+    for packing in (False, True):
+        trainer = trainer_of(make_recipe(loss=loss, packing=packing, steps=2, save_every=None), Static())
+        batch = next(iter(trainer.get_train_dataloader()))
+        assert ("anchor_cu_seq_lens_q" in batch) is packing
+        found.append(trainer.compute_loss(trainer.model.eval(), batch).detach())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 def test_settings_in_python_are_given_by_name(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_sizes": {"near": 3}, "num_negatives": {"far": 0}}
     trainer = build(tiny_bert, arguments(tmp_path), **options, strategy="static")
@@ -276,6 +311,7 @@ def test_what_does_not_fit_is_refused_when_the_recipe_is_read(sections: dict[str
     [
         ({"loss": {"matryoshka": {"dims": [4096]}}}, RecipeError, "matryoshka"),
         ({"loss": {"name": "gist"}}, DataError, "near.*hard_negatives"),
+        ({"loss": {"name": "gist"}, "hard_negatives": 1, "packing": True}, RecipeError, "packing"),
         ({"loss": "margin-mse", "hard_negatives": 0}, DataError, "near"),
     ],
 )
@@ -283,7 +319,7 @@ def test_what_does_not_fit_the_data_is_refused_before_the_first_step(
     make_recipe: MakeRecipe, guide: str, options: dict[str, Any], error: type[Exception], place: str
 ) -> None:
     if options["loss"] == {"name": "gist"}:
-        options = {"loss": {"name": "gist", "guide": guide}}
+        options = {**options, "loss": {"name": "gist", "guide": guide}}
     with pytest.raises(error, match=place):
         trainer_of(make_recipe(**options), Static()).get_train_dataloader()
 
