@@ -3,6 +3,7 @@
 - The site builds without a warning, needs no network, and names every recipe key and command.
 - A reader who follows the tutorial word by word gets what it promises.
 - The README's script runs; relative links outside the site, and modules that pages name, exist.
+- Recipes on the pages of models are valid.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from datasets import Dataset
 
 from mixfluence.cli import app, main
@@ -139,6 +141,20 @@ def test_the_readmes_script_runs(tiny_bert_folder: Path, tmp_path: Path) -> None
     names: dict[str, Any] = dict(pool)
     exec(script, names)
     assert names["trainer"].state.global_step == 3
+
+
+@pytest.mark.parametrize("name", ["kinds", "large-models"])
+def test_recipes_on_the_pages_are_valid(name: str) -> None:
+    text = (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    shown = [block for block in blocks if "train" in block]
+    assert shown
+    rest = {"name": "shown", "model": {"name": "minilm"}, "defaults": {"format": "pairs"}}
+    for block in shown:
+        assert (
+            Recipe.model_validate(rest | block, context={"files_may_be_missing": True}).train.keys()
+            == block["train"].keys()
+        )
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

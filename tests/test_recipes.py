@@ -199,7 +199,6 @@ def test_a_wrong_recipe_names_the_place(tmp_path: Path, old: str, new: str, mess
         "strategy={name: inf-dds, arms: {clusters: 4}}",
         "training.packing=true",
         "training.compiled=true",
-        "training.loss=m3-kd",
     ],
 )
 def test_what_needs_a_dense_encoder_is_refused_for_other_kinds(tmp_path: Path, kind: str, needing: str) -> None:

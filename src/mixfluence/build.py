@@ -25,13 +25,15 @@ from mixfluence.data.reading import Data
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
+from mixfluence.losses import LossSection
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.arguments import check_arguments
+from mixfluence.training.batches import NumNegatives
 from mixfluence.training.kinds import TRAINERS_BY_KIND
-from mixfluence.training.losses import LOSSES, group_losses
+from mixfluence.training.losses import LossSettings, build_loss, group_losses
 from mixfluence.training.trainer import MixtureMixin
 
 # Variables that torchrun sets for each process.
@@ -80,8 +82,11 @@ def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[Trai
         train_dataset=data.train,
         dev_dataset=data.dev,
         strategy=strategy,
-        loss=_build_loss(recipe, stage, strategy, model, args, list(data.train)),
-        num_negatives=own.training.hard_negatives,
+        loss=_build_loss(recipe, stage, strategy, model, args, data.sources),
+        num_negatives=_hard_negatives(own, data.sources),
+        batch_sizes={
+            name: size for name, source in data.sources.items() if (size := own.train[source].batch_size) is not None
+        },
         packing=own.training.packing,
         compiled=own.training.compiled,
         evaluator=select,
@@ -99,24 +104,41 @@ def _build_loss(
     strategy: Strategy,
     model: BaseModel,
     args: BaseTrainingArguments,
-    datasets: list[str],
+    sources: Mapping[str, str],
 ) -> nn.Module | dict[str, nn.Module]:
     training = recipe.training
     gathered = training.cross_device_negatives and args.world_size > 1
     if stage.against is None:
-        return LOSSES[training.loss](
-            model, training.temperature, mini_batch_size=training.mini_batch_size, gather_across_devices=gathered
-        )
+        settings = LossSettings(training.temperature, training.mini_batch_size, gathered)
+        wanted = {name: recipe.loss_of(source) for name, source in sources.items()}
+        built: list[tuple[LossSection, nn.Module]] = []
+        for section in wanted.values():
+            if section not in [known for known, _ in built]:
+                built.append((section, build_loss(section, model, settings)))
+        # One loss of all datasets is also that of the dev sets.
+        if len(built) == 1:
+            return built[0][1]
+        return {name: next(loss for known, loss in built if known == section) for name, section in wanted.items()}
     reference = stage_folder(recipe.output, stage.against) / MODEL_FOLDER
     return group_losses(
         model,
         build_model(ModelSection(name=str(reference))),
         strategy,
-        datasets,
+        list(sources),
         training.temperature,
         autocast=torch.bfloat16 if args.bf16 else None,
         gather_across_devices=gathered,
     )
+
+
+def _hard_negatives(recipe: Recipe, sources: Mapping[str, str]) -> NumNegatives:
+    """Return the hard negatives per row, by dataset if one has a number of its own."""
+    general = recipe.training.hard_negatives
+    own = {name: recipe.train[source].hard_negatives for name, source in sources.items()}
+    if all(number is None for number in own.values()):
+        return general
+    chosen = {name: general if number is None else number for name, number in own.items()}
+    return {name: number for name, number in chosen.items() if number is not None}
 
 
 def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:

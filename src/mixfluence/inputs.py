@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +59,22 @@ def write_inputs(folder: Path, inputs: Inputs) -> None:
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe by dotted key, as they are after a round trip through JSON."""
     values: dict[str, Any] = json.loads(json.dumps(recipe.model_dump(mode="json")))
-    rows = recipe.training.batch_size * int(os.environ.get("WORLD_SIZE", "1"))
-    return {**flat(values), "training.batch_size x processes": rows}
+    flattened, processes = flat(values), int(os.environ.get("WORLD_SIZE", "1"))
+    rows = {
+        f"{key} x processes": flattened[key] * processes for key in flattened if _follows_processes(key, flattened)
+    }
+    return {**flattened, **rows}
+
+
+def _follows_processes(key: str, values: Mapping[str, Any]) -> bool:
+    """Whether a key holds rows per batch and process, whose product with the processes must stay."""
+    return key.endswith(".batch_size") and key.startswith(("training.", "train.")) and values[key] is not None
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> int:
     """Refuse to resume a run with a recipe that differs in more than what may change; return its steps so far."""
     before, now = read_inputs(folder)["recipe"], recipe_values(recipe)
-    if keys := [key for key in differing(before, now) if key not in FREE_KEYS]:
+    if keys := [key for key in differing(before, now) if key not in FREE_KEYS and not _follows_processes(key, now)]:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys[:3])
         raise RecipeError(f"{folder}: cannot be resumed with another recipe: {shown}")
     steps: int = before["training.steps"]

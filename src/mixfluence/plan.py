@@ -8,7 +8,7 @@ not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ import numpy as np
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD, Probe, RoundCost
 from mixfluence.policy import Vector, cap
-from mixfluence.policy.arms import totals
+from mixfluence.policy.arms import dataset_of, totals
 from mixfluence.preflight import Checked, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
@@ -194,7 +194,7 @@ def _plan_datasets(
     points = min(draws, POINTS)
     shares = np.mean([own.weights(point / points) for _, own in stages for point in range(points)], axis=0)
     sizes = np.array(list(train.values()), np.float64)
-    batches = _batch_rows(sizes, recipe.training.batch_size, processes)
+    batches = _batch_rows(sizes, _batch_sizes(recipe, train), processes)
     if (max_epochs := stages[0][1].max_epochs) is not None:
         shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
     drawn, share_of = (dict(zip(train, values.tolist(), strict=True)) for values in (shares * draws * batches, shares))
@@ -245,7 +245,8 @@ def _round_cost(
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     sharing = 1 if method.alone else processes
     sizes = np.array(list(train.values()))[possible]
-    batches = _batch_rows(sizes, method.batch_size or training.batch_size, sharing)
+    wanted = method.batch_size or _batch_sizes(recipe, train)[possible]
+    batches = _batch_rows(sizes, wanted, sharing)
     batch = float(batches.mean()) / sharing / rows_per_step if len(possible) else 0.0
 
     def cost(most: int, *, first: bool = False) -> float:
@@ -278,14 +279,18 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
             yield step
 
 
-def _batch_rows(sizes: Vector, batch_size: int, processes: int) -> Vector:
+def _batch_sizes(recipe: Recipe, names: Iterable[str]) -> Vector:
+    """Return the rows per batch and process that are wanted of each dataset, or cluster of one."""
+    return np.array([recipe.batch_size_of(dataset_of(name) or name) for name in names])
+
+
+def _batch_rows(sizes: Vector, batch_size: int | Vector, processes: int) -> Vector:
     """Return the rows of a batch of each dataset over all processes, which have as many each."""
     return np.asarray(np.maximum(1, np.minimum(batch_size, sizes // processes)) * processes)
 
 
 def _concerns(plan: Plan) -> Iterator[str]:
     training = plan.recipe.training
-    batch = training.batch_size * plan.processes
     yield from plan.recipe.doubts()
     yield from _of_this_machine(plan)
     for dataset in plan.datasets:
@@ -293,7 +298,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
             yield f"{dataset.name}: its {dataset.rows:,} rows would be seen {dataset.epochs:,.0f} times"
         if dataset.share is not None and 0 < dataset.share < LEAST_SHARE:
             yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
-        if dataset.rows < batch:
+        if dataset.rows < (batch := plan.recipe.batch_size_of(dataset.name) * plan.processes):
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
     total = sum(stage.steps for stage in plan.stages if not stage.merges)
     if total > training.steps:
@@ -331,8 +336,10 @@ def _check_epoch_limit(plan: Plan) -> None:
     # Clusters have sizes of their own.
     if strategy.max_epochs is None or strategy.clusters:
         return
-    rows = np.array([dataset.rows for dataset in plan.datasets if dataset.share != 0])
-    batches = np.floor(strategy.max_epochs * rows) // _batch_rows(rows, training.batch_size, plan.processes)
+    drawn = [dataset for dataset in plan.datasets if dataset.share != 0]
+    rows = np.array([dataset.rows for dataset in drawn])
+    wanted = _batch_sizes(plan.recipe, [dataset.name for dataset in drawn])
+    batches = np.floor(strategy.max_epochs * rows) // _batch_rows(rows, wanted, plan.processes)
     needed = training.steps * training.gradient_accumulation
     if batches.sum() < needed:
         allowed = f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}"

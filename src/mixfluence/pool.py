@@ -69,7 +69,7 @@ def divide(
         if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
             found = read_arms(data.train, stored)
         else:
-            least_rows = recipe.training.batch_size * processes.num_processes
+            least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
             found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
             if found.numbers is not None and processes.is_main_process:
                 write_arms(stored, found.numbers)

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.data.formats import Source, check_defaults, fill_sources
+from mixfluence.data.source import TRAINING_KEYS
 from mixfluence.errors import DataError
+from mixfluence.losses import InfoNCELoss, Loss, LossSection
 from mixfluence.schema import Count, NonNegative, PathLike, Positive, Section, WholeNumber, registered
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
@@ -70,26 +72,16 @@ def _folder_name(value: str) -> str:
     return value
 
 
-def _known_loss(value: Any) -> Any:
-    # The default is not looked up: the registry imports torch.
-    if value != "info-nce":
-        from mixfluence.training.losses import LOSSES
-
-        if value not in LOSSES:
-            raise ValueError(f"expected one of {', '.join(LOSSES)}, found {value!r}")
-    return value
-
-
 class TrainingSection(Section):
     """Optimisation. `trainer_args` are passed to the training arguments of sentence-transformers by their own names.
 
-    The loss `m3-kd` learns from a teacher's scores where rows have them, and is InfoNCE for all other rows.
+    A training set may have a `loss`, `batch_size` and `hard_negatives` of its own.
     `packing` and `compiled` make training on a GPU faster; see `MixtureTrainer`.
     """
 
     steps: Count
     batch_size: Count
-    loss: Annotated[str, BeforeValidator(_known_loss)] = "info-nce"
+    loss: Loss = Field(default_factory=InfoNCELoss)
     learning_rate: Positive = 2e-5
     warmup_steps: WholeNumber = 0
     temperature: Positive = 0.02
@@ -175,6 +167,15 @@ class Recipe(Section):
         """Whether dev sets are split, one half to guide sampling and the other to select a checkpoint."""
         return self.selection is not None and self.selection.dev == "halves"
 
+    def loss_of(self, dataset: str) -> LossSection:
+        """Return the loss of a training set."""
+        return self.train[dataset].loss or self.training.loss
+
+    def batch_size_of(self, dataset: str) -> int:
+        """Return the rows per batch and process of a training set; for other names, those of `training`."""
+        source = self.train.get(dataset)
+        return source.batch_size if source and source.batch_size else self.training.batch_size
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
@@ -203,6 +204,7 @@ class Recipe(Section):
         except ValueError as error:
             yield str(error)
         yield from self._model_problems()
+        yield from self._loss_problems()
         for name in self.train.keys() & self.dev.keys():
             ours, theirs = ((s.query_prompt, s.passage_prompt) for s in (self.train[name], self.dev[name]))
             if ours != theirs:
@@ -226,6 +228,19 @@ class Recipe(Section):
         if self.model.kind != "dense" and (needing := self._needs_dense()):
             yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
 
+    def _loss_problems(self) -> Iterator[str]:
+        own = {f"train.{name}.loss": source.loss for name, source in self.train.items() if source.loss}
+        for place, loss in {"training.loss": self.training.loss, **own}.items():
+            found = loss.problems(self.model.kind, mini_batches=self.training.mini_batch_size is not None)
+            yield from (f"{place}: {problem}" for problem in found)
+        if own and (dotted := [name for name in self.train if "." in name]):
+            yield f"train.{dotted[0]}: names must not contain a dot if a training set has a loss of its own"
+        for section in ("dev", "test"):
+            for name, source in getattr(self, section).items():
+                for key in TRAINING_KEYS:
+                    if getattr(source, key) is not None:
+                        yield f"{section}.{name}.{key}: only training sets have one"
+
     def _needs_dense(self) -> str | None:
         """Return the part of the recipe that works with dense encoders only."""
         for name in ("pooling", "padding", "bidirectional"):
@@ -241,7 +256,7 @@ class Recipe(Section):
         for name in ("packing", "compiled"):
             if getattr(self.training, name):
                 return f"training.{name}"
-        return "loss m3-kd" if self.training.loss == "m3-kd" else None
+        return None
 
     def doubts(self) -> Iterator[str]:
         """Yield a sentence for all data that has two roles, which is possible but rarely meant."""

@@ -26,7 +26,7 @@ DATASETS = {"train", "dev", "test"}
 NAMED = ["model"], ["strategy"], ["rule"]
 OF_A_MODEL = {"pooling", "revision", "trust_remote_code"}
 # Sections that a bare word may stand for: the key whose value it is.
-BARE_VALUES = {"strategy": "name", "rule": "name", "reptile": "rate"}
+BARE_VALUES = {"strategy": "name", "rule": "name", "loss": "name", "reptile": "rate"}
 FLOAT = r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.?\d+[eE][-+]?\d+|\.\d+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
 
 

@@ -20,7 +20,7 @@ from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, count_difference
-from mixfluence.data.source import SourceSection
+from mixfluence.data.source import TRAINING_KEYS, SourceSection
 from mixfluence.schema import registered, unknown_key
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,8 @@ def check_defaults(defaults: Any) -> None:
     if not isinstance(defaults, dict):
         raise ValueError(f"defaults: expected a mapping with keys such as format and path, found {defaults!r}")
     for key in defaults:
+        if key in TRAINING_KEYS:
+            raise ValueError(f"defaults.{key}: write it as training.{key}, or in sections of train")
         if key not in known:
             raise ValueError(f"defaults: {unknown_key(key, known)}")
 

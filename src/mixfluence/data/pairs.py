@@ -22,7 +22,15 @@ from pydantic import Field, field_validator
 from mixfluence.data.columns import ColumnMap, Roles, find_roles, mapped_roles, names
 from mixfluence.data.mining import MiningSection
 from mixfluence.data.rows import ROWS_PER_BATCH, Facts, Row, RowSet, convert_once
-from mixfluence.data.source import MAX_DROPPED_SHARE, FileSource, Record, SourceSection, note_dropped, read_records
+from mixfluence.data.source import (
+    MAX_DROPPED_SHARE,
+    TRAINING_KEYS,
+    FileSource,
+    Record,
+    SourceSection,
+    note_dropped,
+    read_records,
+)
 from mixfluence.data.tables import Dialect
 from mixfluence.errors import DataError
 from mixfluence.schema import WholeNumber, short
@@ -54,7 +62,7 @@ class RecordsSource(SourceSection):
 
     def _convert(self, name: str, files: list[Path], read: ReadFiles) -> RowSet:
         most = self.negatives if isinstance(self.negatives, int) else None
-        options = self.model_dump(exclude={"path", "published", "query_prompt", "passage_prompt"})
+        options = self.model_dump(exclude={"path", "published", "query_prompt", "passage_prompt", *TRAINING_KEYS})
         options["negatives"] = most
         reader = RecordReader(name, self.columns, per=self.per, negatives=most)
         return convert_once(files, options, lambda facts: reader.read(read(facts.notes), facts))

@@ -15,16 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import AfterValidator, SerializeAsAny, ValidationInfo
 
 from mixfluence.data.mining import MiningSection
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
 from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
-from mixfluence.schema import Count, PathLike, Section, short
+from mixfluence.losses import LOSSES, LossSection
+from mixfluence.schema import Count, PathLike, Section, WholeNumber, registered, short
 
 LOCATION_KEYS = {"path", "id", "config", "library", "task", "language", "kind", "split"}
+# Of training sets alone; recipe-wide values are keys of `training`.
+TRAINING_KEYS = ("loss", "batch_size", "hard_negatives")
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
 EXAMPLES_SHOWN = 5
@@ -48,12 +51,16 @@ class SourceSection(Section):
 
     Prompts are prepended to every text, in training and in testing; without one the model's own is used.
     Counts that differ from `published` are reported as warnings. `negatives` are mined for rows without any.
+    A training set may have a `loss`, `batch_size` and `hard_negatives` of its own instead of those of `training`.
     """
 
     query_prompt: str | None = None
     passage_prompt: str | None = None
     published: PublishedSection | None = None
     negatives: MiningSection | None = None
+    loss: Annotated[SerializeAsAny[LossSection] | None, registered(LOSSES, default="info-nce")] = None
+    batch_size: Count | None = None
+    hard_negatives: WholeNumber | None = None
 
     @property
     def location(self) -> str:

@@ -141,6 +141,11 @@ class TokenisedRows:
         return self._scores is not None
 
     @cached_property
+    def fully_scored(self) -> bool:
+        """Whether a teacher has scored every passage, and every row has a negative."""
+        return self._scores is not None and self.least_negatives > 0 and bool(np.isfinite(self._scores).all())
+
+    @cached_property
     def distinct_positives(self) -> int:
         """How many different positives there are; a batch cannot have more rows."""
         return len(np.unique(self._passage_keys[self._starts[:-1]]))

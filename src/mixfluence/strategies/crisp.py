@@ -67,11 +67,12 @@ class CRISP(Strategy):
         return "clusters"
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse clusters of datasets with different prompts."""
+        """Refuse clusters of datasets with different settings."""
         super().check(recipe)
-        prompts = {(source.query_prompt, source.passage_prompt) for source in recipe.train.values()}
-        if self.per == "pool" and len(prompts) > 1:
-            raise ValueError("strategy.per: a cluster of the whole pool needs one prompt; use per: dataset")
+        for key in ("query_prompt", "passage_prompt", "loss", "batch_size", "hard_negatives"):
+            values = [getattr(source, key) for source in recipe.train.values()]
+            if self.per == "pool" and any(value != values[0] for value in values):
+                raise ValueError(f"strategy.per: a cluster of the whole pool needs one {key}; use per: dataset")
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps, cap = recipe.training.steps, self.max_epochs

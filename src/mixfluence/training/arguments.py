@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from inspect import isclass
 from typing import Any
 
 from datasets import Dataset
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.schema import short
+from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
 # Training arguments that cannot work with a mixture, the value that can, and why.
@@ -23,6 +24,12 @@ FIXED: dict[str, tuple[Any, str]] = {
     "dataloader_persistent_workers": (False, "a resumed run could not repeat its draws"),
     "batch_sampler": (BatchSamplers.BATCH_SAMPLER, "batches already contain no duplicates; leave it out"),
     "multi_dataset_batch_sampler": (MultiDatasetBatchSamplers.PROPORTIONAL, "give a strategy instead"),
+}
+TRAINERS = {
+    SentenceTransformer: "MixtureTrainer",
+    SparseEncoder: "SparseMixtureTrainer",
+    MultiVectorEncoder: "MultiVectorMixtureTrainer",
+    CrossEncoder: "RerankerMixtureTrainer",
 }
 
 
@@ -38,10 +45,10 @@ def check_arguments(args: BaseTrainingArguments) -> None:
             raise RecipeError(f"{name}: not supported, {reason}")
 
 
-def check_model(model: object, expected: type, trainers: Mapping[type, str]) -> None:
-    """Refuse a model of another kind than a trainer expects; name the trainer for it, given that of each kind."""
+def check_model(model: object, expected: type) -> None:
+    """Refuse a model of another kind than a trainer expects; name the trainer for it."""
     if model is not None and not isinstance(model, expected):
-        right = next((name for kind, name in trainers.items() if isinstance(model, kind)), None)
+        right = next((name for kind, name in TRAINERS.items() if isinstance(model, kind)), None)
         hint = f"; use {right}" if right else ""
         raise RecipeError(f"model: expected a {expected.__name__}, found {_kind(model)}{hint}")
 
@@ -56,6 +63,14 @@ def named_datasets(argument: str, datasets: object) -> Mapping[str, RowSet | Dat
             how = "Dataset.from_generator for a stream, Dataset.from_list for rows in memory"
             raise DataError(f"{argument}[{name!r}]: expected a Dataset, found {_kind(dataset)}; use {how}")
     return datasets
+
+
+def check_names(arguments: Mapping[str, Mapping[str, Any]], datasets: Iterable[str]) -> None:
+    """Refuse an argument by dataset that names one that does not exist."""
+    for argument, values in arguments.items():
+        for name in values:
+            if name not in datasets:
+                raise DataError(f"{argument}: {unknown_key(name, datasets)}")
 
 
 def build_strategy(strategy: Strategy | type[Strategy] | str | None) -> Strategy:

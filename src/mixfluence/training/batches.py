@@ -39,6 +39,8 @@ class TokenBatch:
 
 
 Collate = Callable[..., dict[str, Any]]
+# Hard negatives per row, or by dataset; None, or a name that is missing, for as many as every row has.
+NumNegatives = int | Mapping[str, int] | None
 
 
 class MixtureRows(Dataset[TokenBatch]):
@@ -161,24 +163,30 @@ def prompts_of(args: BaseTrainingArguments, dataset: str, datasets: Container[st
 
 
 def negatives_per_row(
-    tokenised: Mapping[str, TokenisedRows], wanted: int | None, arms: Arms | None = None
+    tokenised: Mapping[str, TokenisedRows], wanted: NumNegatives, arms: Arms | None = None
 ) -> dict[str, int]:
     """Return the number of hard negatives per row: as many as every row has, unless a number is wanted.
 
     Of clusters, as many as every row of their dataset has.
     """
-    if wanted is not None:
-        return dict.fromkeys(tokenised, wanted)
+    given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(tokenised, wanted)
+    chosen = {name: number for name, number in given.items() if number is not None}
     for name, rows in tokenised.items():
+        if name in chosen:
+            continue
         fewest, most = rows.least_negatives, rows.most_negatives
         if fewest < most:
             logger.warning("%s: rows have %d to %d hard negatives; using %d", name, fewest, most, fewest)
     least = {name: rows.least_negatives for name, rows in tokenised.items()}
-    if arms is None:
-        return least
-    return {name: min(least[other] for other in least if dataset_of(other) == dataset_of(name)) for name in least}
+    if arms is not None:
+        least = {name: min(least[other] for other in least if dataset_of(other) == dataset_of(name)) for name in least}
+    return least | chosen
 
 
-def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: int | None) -> dict[str, int]:
-    """Return the number of hard negatives of dev rows: as many as any row has, but no more than training uses."""
+def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: NumNegatives) -> dict[str, int]:
+    """Return the number of hard negatives of dev rows: as many as any row has, but no more than training uses.
+
+    If training sets differ in that, as many as any row has: all targets are measured alike.
+    """
+    wanted = None if isinstance(wanted, Mapping) else wanted
     return {name: min(wanted or rows.most_negatives, rows.most_negatives) for name, rows in dev.items()}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 # Stands for a file in the recipe of a script, whose datasets are given in Python.
 IN_MEMORY = "given-in-python"
 MOST_SHOWN = 20
+CARD_HEADING = "## Training mixture"
 
 
 def start_folder(trainer: MixtureMixin, folder: Path) -> None:
@@ -69,6 +71,18 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
     runs.write_record(folder / runs.RECORD_FILE, record)
     if not trainer.args.disable_tqdm:
         SafeConsole().print(_summary(trainer, seconds))
+
+
+def list_mixture(trainer: MixtureMixin, card: Path) -> None:
+    """Add the mixture to a model's card, or replace it."""
+    rows = ["| dataset | rows | probability | rows drawn |", "| --- | ---: | ---: | ---: |"]
+    drawn = zip(trainer.sampler.probabilities(), trainer.sampler.rows_drawn, strict=True)
+    for (name, size), (probability, count) in zip(trainer.mixture.sizes.items(), drawn, strict=True):
+        escaped = html.escape(name).replace("|", "&#124;").replace("\n", " ")
+        rows.append(f"| {escaped} | {size:,} | {probability:.3g} | {count:,} |")
+    text = card.read_text(encoding="utf-8").split(CARD_HEADING)[0].rstrip()
+    strategy = f"Sampled with mixfluence, strategy `{type(trainer.strategy).__name__}`; probabilities at the end."
+    card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
 
 
 def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
@@ -108,7 +122,7 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
         "name": folder.resolve().name,
         "seed": args.seed,
         "model": {"name": str(trainer.model.model_card_data.base_model or "unknown"), "kind": trainer.kind},
-        "train": _sources(trainer.mixture),
+        "train": {name: source | _own_settings(trainer, name) for name, source in _sources(trainer.mixture).items()},
         "dev": _sources(trainer.dev or {}),
         "test": _sources(trainer.test),
         "strategy": trainer.strategy,
@@ -118,7 +132,7 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
             "learning_rate": float(args.learning_rate),
             "weight_decay": float(args.weight_decay),
             "gradient_accumulation": args.gradient_accumulation_steps,
-            "hard_negatives": trainer.num_negatives,
+            "hard_negatives": None if isinstance(trainer.num_negatives, Mapping) else trainer.num_negatives,
             "precision": "bf16" if args.bf16 else "fp32",
             **({"temperature": 1 / loss_scale} if loss_scale else {}),
         },
@@ -129,6 +143,11 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
 
 def _sources(datasets: Iterable[str]) -> dict[str, Any]:
     return {name: {"format": "pairs", "path": Path(IN_MEMORY)} for name in datasets}
+
+
+def _own_settings(trainer: MixtureMixin, name: str) -> dict[str, int | None]:
+    negatives = trainer.num_negatives.get(name) if isinstance(trainer.num_negatives, Mapping) else None
+    return {"batch_size": trainer.own_batch_sizes.get(name), "hard_negatives": negatives}
 
 
 def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:

@@ -1,10 +1,10 @@
-"""InfoNCE, the weighted loss of a proxy run, and the losses by the names that recipes use."""
+"""The losses of recipes, through the classes of sentence-transformers, and the weighted loss of a proxy run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, singledispatch
-from typing import Any, cast
+from functools import partial, singledispatch, wraps
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,21 +14,43 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.cross_encoder import losses as reranking
 from sentence_transformers.multi_vector_encoder import losses as multi_vector
 from sentence_transformers.sentence_transformer.losses import (
+    CachedGISTEmbedLoss,
     CachedMultipleNegativesRankingLoss,
+    DistillKLDivLoss,
+    GISTEmbedLoss,
+    MarginMSELoss,
+    MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sparse_encoder import losses as sparse
+from sentence_transformers.util import pairwise_cos_sim, pairwise_dot_score
 from torch import Tensor, nn
 
-from mixfluence.errors import RecipeError
+from mixfluence.data.tokens import TokenisedRows
+from mixfluence.encoders import load_encoder
+from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import embed_columns, packed
 from mixfluence.influence.snapshot import preserve_modes
+from mixfluence.losses import FlopsSection, LossSection
 from mixfluence.strategies import Strategy
-from mixfluence.training.m3_kd import M3Distillation, in_batch_scores, normalised
+from mixfluence.training.m3_kd import in_batch_scores, normalised
 from mixfluence.training.packing import prepare_attention
 
-# Weights of the FLOPS regularisation in SPLADE, the defaults of sentence-transformers.
-QUERY_FLOPS, PASSAGE_FLOPS = 5e-5, 3e-5
+# Losses that compare with a teacher's scores, and nothing else.
+TAUGHT = (
+    *(MarginMSELoss, DistillKLDivLoss, reranking.MarginMSELoss),
+    *(multi_vector.MultiVectorMarginMSELoss, multi_vector.MultiVectorDistillKLDivLoss),
+)
+# Losses with a guide model, whose attention is not prepared for packed sequences.
+GUIDED = GISTEmbedLoss, CachedGISTEmbedLoss
+
+
+class LossSettings(NamedTuple):
+    """What a recipe says about every loss; the arguments of `info_nce`."""
+
+    temperature: float
+    mini_batch_size: int | None = None
+    gather_across_devices: bool = False
 
 
 class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
@@ -77,12 +99,19 @@ def _splade(
     gather_across_devices: bool = False,
 ) -> nn.Module:
     options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
-    inner = sparse.SparseMultipleNegativesRankingLoss(model, **options)
+    return regularised(model, sparse.SparseMultipleNegativesRankingLoss(model, **options), mini_batch_size)
+
+
+def regularised(
+    model: SparseEncoder, loss: nn.Module, mini_batch_size: int | None = None, flops: FlopsSection | None = None
+) -> nn.Module:
+    """Return a loss of sparse vectors with the FLOPS regularisation of SPLADE."""
+    flops = flops or FlopsSection()
     kind: Any = sparse.SpladeLoss
     if mini_batch_size is not None:
         kind = partial(sparse.CachedSpladeLoss, mini_batch_size=mini_batch_size)
-    weights = {"query_regularizer_weight": QUERY_FLOPS, "document_regularizer_weight": PASSAGE_FLOPS}
-    return cast(nn.Module, kind(model, inner, **weights))
+    weights = {"query_regularizer_weight": flops.query, "document_regularizer_weight": flops.passage}
+    return cast(nn.Module, kind(model, loss, **weights))
 
 
 @info_nce.register(MultiVectorEncoder)
@@ -116,6 +145,87 @@ def _rerank(
     if mini_batch_size is not None:
         kind = partial(reranking.CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
     return cast(nn.Module, kind(model, scale=1 / temperature, activation_fn=nn.Identity()))
+
+
+def gist(model: SentenceTransformer, guide: str, margin: float, settings: LossSettings) -> nn.Module:
+    """Return GISTEmbed's loss with a frozen guide."""
+    frozen = load_encoder(guide, device=str(model.device)).eval().requires_grad_(False)
+    temperature, mini_batch_size, gathered = settings
+    kind: Any = GISTEmbedLoss
+    if mini_batch_size is not None:
+        kind = partial(CachedGISTEmbedLoss, mini_batch_size=mini_batch_size)
+    return cast(nn.Module, kind(model, frozen, temperature, margin=margin, gather_across_devices=gathered))
+
+
+def margin_mse(model: Any, settings: LossSettings) -> nn.Module:
+    """Return MarginMSE for any kind of model."""
+    temperature, mini_batch_size, _ = settings
+    loss: Any
+    match model:
+        case SparseEncoder():
+            loss = sparse.SparseMarginMSELoss(model, _divided(pairwise_dot_score, temperature))
+        case MultiVectorEncoder():
+            loss = multi_vector.MultiVectorMarginMSELoss(model, mini_batch_size=mini_batch_size)
+            loss.similarity_fct = _divided(loss.similarity_fct, temperature)
+        case CrossEncoder():
+            loss = reranking.MarginMSELoss(model, _divided(nn.Identity(), temperature))
+        case _:
+            loss = MarginMSELoss(model, _divided(pairwise_cos_sim, temperature))
+    # Metrics on dev batches have the temperature of the loss.
+    loss.temperature = temperature
+    return cast(nn.Module, loss)
+
+
+def distill_kl(model: Any, settings: LossSettings) -> nn.Module:
+    """Return the KL divergence from a teacher's scores for any model but a cross-encoder."""
+    temperature, mini_batch_size, _ = settings
+    loss: Any
+    match model:
+        case SparseEncoder():
+            loss = sparse.SparseDistillKLDivLoss(model, _divided(pairwise_dot_score, temperature), temperature=1.0)
+        case MultiVectorEncoder():
+            loss = multi_vector.MultiVectorDistillKLDivLoss(model, mini_batch_size=mini_batch_size)
+            loss.similarity_fct = _divided(loss.similarity_fct, temperature)
+        case _:
+            loss = DistillKLDivLoss(model, _divided(pairwise_cos_sim, temperature))
+    # Its own temperature would also divide the teacher's scores, and multiply the loss by its square.
+    loss.temperature = temperature
+    return cast(nn.Module, loss)
+
+
+def _divided(score: Callable[..., Tensor], temperature: float) -> Callable[..., Tensor]:
+    @wraps(score)
+    def divided(*args: Any, **options: Any) -> Tensor:
+        return score(*args, **options) / temperature
+
+    return divided
+
+
+def build_loss(section: LossSection, model: Any, settings: LossSettings) -> nn.Module:
+    """Return the loss that a recipe describes."""
+    try:
+        loss = section.build(model, settings)
+        if isinstance(model, SparseEncoder):
+            inner = loss.loss if isinstance(loss, sparse.SpladeLoss) else loss
+            loss = regularised(model, inner, settings.mini_batch_size, section.flops)
+        if section.matryoshka:
+            loss = MatryoshkaLoss(model, loss, section.matryoshka.dims, section.matryoshka.weights)
+    except ValueError as error:
+        raise RecipeError(f"loss: refused by sentence-transformers ({error})") from error
+    return loss
+
+
+def has_part(loss: object, *kinds: type[nn.Module]) -> bool:
+    """Return whether a loss is of one of some classes, or wraps one that is."""
+    return isinstance(loss, nn.Module) and any(isinstance(part, kinds) for part in loss.modules())
+
+
+def check_rows(loss: nn.Module, name: str, rows: TokenisedRows, negatives: int) -> None:
+    """Refuse a dataset whose rows a loss cannot be computed on."""
+    if has_part(loss, *TAUGHT) and not (negatives and rows.fully_scored):
+        raise DataError(f"{name}: its loss needs hard negatives, and a teacher's score for every passage of every row")
+    if has_part(loss, GISTEmbedLoss) and negatives > 1:
+        raise DataError(f"{name}: gist takes one hard negative, found {negatives}; set hard_negatives to 1 or 0")
 
 
 class Reference:
@@ -219,7 +329,3 @@ def group_losses(
         name: GroupLoss(model, frozen, partial(strategy.weigh, number), temperature, **options)
         for number, name in enumerate(names)
     }
-
-
-# Names as recipes spell them. Each takes (model, temperature, *, mini_batch_size, gather_across_devices).
-LOSSES: dict[str, Callable[..., nn.Module]] = {"info-nce": info_nce, "m3-kd": M3Distillation}

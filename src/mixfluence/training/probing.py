@@ -70,7 +70,8 @@ class ProbeRunner:
         self._seed = data_seed(trainer.args)
         self._rank: int = 0 if probe.alone else trainer.args.process_index
         self._world: int = 1 if probe.alone else trainer.args.world_size
-        sizes = batch_sizes(probe.batch_size or trainer.args.train_batch_size, self._world, trainer.tokenised)
+        wanted = dict.fromkeys(trainer.mixture, probe.batch_size) if probe.batch_size else trainer.batch_sizes
+        sizes = batch_sizes(wanted, self._world, trainer.tokenised)
         self._batch_sizes = list(sizes.values())
         self._rows = MixtureRows(trainer.tokenised, negatives)
         self._streams = self._open(trainer.tokenised, negatives, PROBE_ROWS)

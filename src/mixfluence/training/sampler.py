@@ -52,7 +52,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
     all processes: all draw the same dataset, and each keeps its shard of the rows.
 
     Datasets that have the same number in `groups` are clusters of one dataset: a batch then has rows of all of them,
-    in proportion to their weights.
+    in proportion to their weights, up to the number in `group_sizes`, by default the largest batch.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world: int = 1,
         groups: NDArray[np.int64] | None = None,
+        group_sizes: Sequence[int] | None = None,
     ) -> None:
         self._streams = streams
         self._weights = weights
@@ -77,6 +78,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self._seed = seed
         self._rank, self._world = rank, world
         self._groups = groups
+        self._group_sizes = group_sizes or [max(batch_sizes)] * len(streams)
         sizes = np.array([stream.size for stream in streams], np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._row_limits = None if max_epochs is None else np.floor(max_epochs * sizes)
@@ -169,7 +171,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         if self._row_limits is not None:
             most = np.minimum(most, self._row_limits[own] - self.rows_drawn[own])
         shares = probabilities[own] / probabilities[own].sum()
-        size = int(min(self._batch_sizes.max(), self._batch_sizes[own].sum()))
+        size = int(min(self._group_sizes[chosen], self._batch_sizes[own].sum()))
         wanted = _apportion(shares, size, uniform(self._seed, number, 1))
         counts = np.minimum(wanted, most).astype(np.int64).tolist()
         choice = {dataset: count for dataset, count in zip(own.tolist(), counts, strict=True) if count > 0}
@@ -212,24 +214,29 @@ def build_sampler(
     args: SentenceTransformerTrainingArguments,
     strategy: Strategy,
     tokenised: Mapping[str, TokenisedRows],
+    wanted: Mapping[str, int],
     negatives: Mapping[str, int],
     parts: Mapping[str, Mapping[str, int]],
 ) -> MixtureBatchSampler:
-    """Return the sampler of a run; without `max_steps`, an epoch has as many batches as all rows would fill."""
-    seed, wanted = data_seed(args), args.train_batch_size * args.world_size
+    """Return the sampler of a run, given the rows per batch and process, and the hard negatives of each dataset.
+
+    Without `max_steps`, an epoch has as many batches as all rows would fill.
+    """
+    seed = data_seed(args)
     mixes_clusters = strategy.division is not None and strategy.division.batches == "dataset"
-    sizes = batch_sizes(args.train_batch_size, args.world_size, tokenised)
+    sizes = batch_sizes(wanted, args.world_size, tokenised)
     streams: list[RowStream] = []
     for number, (name, rows) in enumerate(tokenised.items(), 1):
         order = len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(seed, number)
         own = list(parts[name].values())
         streams.append(PartStream(*order, own, least=sizes[name]) if own else RowStream(*order))
-        if sizes[name] < wanted and args.process_index == 0:
+        if sizes[name] < wanted[name] * args.world_size and args.process_index == 0:
             positives = rows.distinct_positives
             logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, sizes[name])
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
     if args.max_steps <= 0:
-        per_epoch = math.ceil(sum(map(len, tokenised.values())) / wanted)
+        filled = sum(len(rows) / (wanted[name] * args.world_size) for name, rows in tokenised.items())
+        per_epoch = math.ceil(round(filled, 6))
         epochs = math.ceil(args.num_train_epochs)
     return MixtureBatchSampler(
         streams,
@@ -242,12 +249,15 @@ def build_sampler(
         rank=args.process_index,
         world=args.world_size,
         groups=siblings(tokenised) if mixes_clusters else None,
+        group_sizes=[wanted[name] * args.world_size for name in tokenised],
     )
 
 
-def batch_sizes(wanted: int, world: int, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
+def batch_sizes(wanted: Mapping[str, int], world: int, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
     """Return rows per draw over all processes, given rows per process: no more than there are distinct positives."""
-    return {name: max(1, min(wanted, rows.distinct_positives // world)) * world for name, rows in tokenised.items()}
+    return {
+        name: max(1, min(wanted[name], rows.distinct_positives // world)) * world for name, rows in tokenised.items()
+    }
 
 
 def data_seed(args: SentenceTransformerTrainingArguments) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -13,13 +12,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
-from sentence_transformers import (
-    CrossEncoder,
-    MultiVectorEncoder,
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SparseEncoder,
-)
+from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.base.training_args import BaseTrainingArguments
@@ -39,11 +32,19 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import locked
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
-from mixfluence.training.arguments import build_strategy, check_arguments, check_model, named_datasets
-from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
+from mixfluence.training.arguments import build_strategy, check_arguments, check_model, check_names, named_datasets
+from mixfluence.training.batches import (
+    MixtureRows,
+    NumNegatives,
+    PlacedLoader,
+    collate,
+    negatives_per_row,
+    tokenise_all,
+)
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
-from mixfluence.training.losses import info_nce
+from mixfluence.training.folder import list_mixture
+from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
@@ -53,15 +54,6 @@ logger = logging.getLogger(__name__)
 # Logs with a value per dataset, and the number of datasets, the most likely ones, kept in the Trainer's history.
 PER_DATASET = ("sampling/", "rows_drawn/", "influence/")
 MOST_LOGGED = 10
-CARD_HEADING = "## Training mixture"
-
-
-TRAINERS = {
-    SentenceTransformer: "MixtureTrainer",
-    SparseEncoder: "SparseMixtureTrainer",
-    MultiVectorEncoder: "MultiVectorMixtureTrainer",
-    CrossEncoder: "RerankerMixtureTrainer",
-}
 
 
 class MixtureMixin(BaseTrainer):
@@ -85,7 +77,8 @@ class MixtureMixin(BaseTrainer):
         dev_dataset: Mapping[str, RowSet | Dataset] | None = None,
         strategy: Strategy | type[Strategy] | str | None = None,
         loss: nn.Module | Callable[[BaseModel], nn.Module] | dict[str, nn.Module] | None = None,
-        num_negatives: int | None = None,
+        num_negatives: NumNegatives = None,
+        batch_sizes: Mapping[str, int] | None = None,
         packing: bool | None = None,
         compiled: bool = False,
         trace_path: Path | str | None = None,
@@ -93,7 +86,7 @@ class MixtureMixin(BaseTrainer):
         columns: Mapping[str, ColumnMap] | None = None,
         **options: Any,
     ) -> None:
-        check_model(model, self.model_class, TRAINERS)
+        check_model(model, self.model_class)
         dev = named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
         self.mixture, self.dev = train_and_dev(named_datasets("train_dataset", train_dataset), dev, columns or {})
         self.test = {
@@ -110,6 +103,9 @@ class MixtureMixin(BaseTrainer):
         self.strategy.start(self.mixture.sizes)
         self.initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
+        self.own_batch_sizes = dict(batch_sizes or {})
+        own_negatives = num_negatives if isinstance(num_negatives, Mapping) else {}
+        check_names({"batch_sizes": self.own_batch_sizes, "num_negatives": own_negatives}, self.mixture)
         self.packing = packing
         self.compiled = compiled
         self.sampler: MixtureBatchSampler
@@ -117,8 +113,10 @@ class MixtureMixin(BaseTrainer):
         self.resumed: dict[str, Any] | None = None
         self.seconds_before = 0.0
         if self.dev and "eval_dataset" not in options:
-            evaluated = {name: rows for name, rows in self.dev.items() if not isinstance(loss, dict) or name in loss}
-            options["eval_dataset"] = _text_columns(evaluated) if evaluated else None
+            losses = loss if isinstance(loss, dict) else dict.fromkeys(self.dev, loss)
+            # Without the scores that some losses need.
+            evaluated = [name for name in self.dev if name in losses and not has_part(losses[name], *TAUGHT)]
+            options["eval_dataset"] = _text_columns({name: self.dev[name] for name in evaluated}) or None
         super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
         check_arguments(self.args)
         self._check_learning_rates()
@@ -165,7 +163,9 @@ class MixtureMixin(BaseTrainer):
         rows = MixtureRows(tokenised, negatives)
         prepare = partial(collate, name_datasets=isinstance(self.loss, dict), packing=self._learn_packing(rows))
         parts = {name: rows.parts for name, rows in self.mixture.items()}
-        self.sampler = build_sampler(self.args, self.strategy, tokenised, negatives, parts)
+        for name, own in tokenised.items():
+            check_rows(self.loss[name] if isinstance(self.loss, dict) else self.loss, name, own, negatives[name])
+        self.sampler = build_sampler(self.args, self.strategy, tokenised, self.batch_sizes, negatives, parts)
         if self.dev and self.strategy.probing:
             self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, prepare)
         if self.resumed:
@@ -191,6 +191,11 @@ class MixtureMixin(BaseTrainer):
         """Token ids of every training dataset, tokenised on first access."""
         return self._tokenise(self.mixture)
 
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """Rows per batch and process that are wanted of each dataset."""
+        return dict.fromkeys(self.mixture, self.args.train_batch_size) | self.own_batch_sizes
+
     def probabilities(self) -> dict[str, float]:
         """Return the probability of each dataset for the next draw."""
         return self._named(self.sampler.probabilities())
@@ -202,7 +207,7 @@ class MixtureMixin(BaseTrainer):
 
     def describe_datasets(self) -> dict[str, dict[str, Any]]:
         """Return the rows, distinct positives and rows per batch of each dataset, and typical terms of a cluster."""
-        sizes = batch_sizes(self.args.train_batch_size, self.args.world_size, self.tokenised)
+        sizes = batch_sizes(self.batch_sizes, self.args.world_size, self.tokenised)
         return {
             name: {"rows": len(rows), "distinct_positives": rows.distinct_positives, "batch_size": sizes[name]}
             | ({"terms": list(terms)} if (terms := self.mixture[name].terms) else {})
@@ -218,6 +223,8 @@ class MixtureMixin(BaseTrainer):
             "strategy": type(self.strategy).__name__,
             "initial weights": self.initial_weights,
         }
+        if self.own_batch_sizes:
+            settings["batch sizes"] = {name: own * self.args.world_size for name, own in self.own_batch_sizes.items()}
         guides = self.dev.fingerprints if self.dev and self.strategy.probing else {}
         return {"fingerprints": self.mixture.fingerprints, "dev_fingerprints": guides, "settings": settings}
 
@@ -252,15 +259,7 @@ class MixtureMixin(BaseTrainer):
         super().save_model(output_dir, _internal_call)
         if not self.args.should_save or not hasattr(self, "sampler"):
             return
-        rows = ["| dataset | rows | probability | rows drawn |", "| --- | ---: | ---: | ---: |"]
-        values = zip(self.mixture.sizes.items(), self.sampler.probabilities(), self.sampler.rows_drawn, strict=True)
-        for (name, size), probability, drawn in values:
-            escaped = html.escape(name).replace("|", "&#124;").replace("\n", " ")
-            rows.append(f"| {escaped} | {size:,} | {probability:.3g} | {drawn:,} |")
-        card = Path(output_dir or self.args.output_dir) / "README.md"
-        text = card.read_text(encoding="utf-8").split(CARD_HEADING)[0].rstrip()
-        strategy = f"Sampled with mixfluence, strategy `{type(self.strategy).__name__}`; probabilities at the end."
-        card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
+        list_mixture(self, Path(output_dir or self.args.output_dir) / "README.md")
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
         refuse_not_finite(self)
@@ -272,12 +271,14 @@ class MixtureMixin(BaseTrainer):
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
         packing = None
-        if self.can_pack and (self.args.device.type == "cuda" if self.packing is None else self.packing):
+        losses = self.loss.values() if isinstance(self.loss, dict) else [self.loss]
+        possible = self.can_pack and not any(has_part(loss, *GUIDED) for loss in losses)
+        if possible and (self.args.device.type == "cuda" if self.packing is None else self.packing):
             some = rows.batch(0, np.arange(min(4, self.mixture.sizes[next(iter(self.mixture))])))
             packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
             option = "packing" if self.packing else "compiled"
-            needs = "a dense model that allows them"
+            needs = "a dense model and a loss that allow them"
             raise RecipeError(f"{option}: needs packed sequences, by default on a GPU, and {needs}")
         if self.compiled:
             compile_encoder(self.model)
@@ -313,8 +314,9 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         test_dataset: Test sets, as retrieval tasks or as pairs. The model is scored on them at the end. Training rows
             whose anchor is one of their queries are dropped, as in recipes.
         strategy: Decides the probabilities: a strategy or its name in recipes; proportional to size if None.
-        loss: A loss, or one per dataset; `mixfluence.training.losses.info_nce` if None.
-        num_negatives: Hard negatives per row. None uses as many as every row of the dataset has.
+        loss: A loss, or one for each dataset by name; `mixfluence.training.losses.info_nce` if None.
+        num_negatives: Hard negatives per row, or by dataset. None uses as many as every row of the dataset has.
+        batch_sizes: Rows per batch and process of some datasets by name; others have that of `args`.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
             by rounding only.
         compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
