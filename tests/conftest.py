@@ -10,7 +10,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads cost more than they save on encoders this small, above all when tests run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,30 @@ settings.register_profile("mixfluence", deadline=None, derandomize=True)
 settings.load_profile("mixfluence")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Before xdist reads the groups: one worker has all tests that need the runs, so that they are made once.
+    for item in items:
+        if "runs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("runs"))
+
+
 def pytest_collection_finish() -> None:
     # The Trainer collects garbage after every training, which takes a quarter of a second if all modules are scanned.
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that do not exist yet, one for each test."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     # Beside the test's own folder, which some tests read as a folder of data.
-    monkeypatch.setenv("MIXFLUENCE_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("MIXFLUENCE_CACHE", str(next(caches)))
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +107,16 @@ def make_static() -> Callable[[], SentenceTransformer]:
         return SentenceTransformer(modules=[module], device="cpu")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) -> Path:
+    """The folder with the runs of `tests.every_method`, made once for all tests that read them."""
+    from tests.every_method import make_runs
+
+    folder = tmp_path_factory.mktemp("runs-of-every-method")
+    make_runs(folder, tiny_bert_folder)
+    return folder
 
 
 def row_set(*rows: Row) -> RowSet:

@@ -24,6 +24,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.runs import read_run
 from tests.conftest import WORDS
+from tests.forked import forked_jobs
 from tests.test_cli import mixfluence_here
 
 STEPS = 6
@@ -132,7 +133,8 @@ def test_documents_become_a_model_with_a_verdict(
     assert "general" in planned.stdout
     assert sorted(path.name for path in (workplace / "out").iterdir()) == ["adapted.yaml"]
 
-    result = mixfluence_here(*words, folder=workplace)
+    with forked_jobs():
+        result = mixfluence_here(*words, folder=workplace)
     assert result.returncode == 0, result.stderr
     assert (workplace / "out" / "recipe" / "0" / "model").is_dir()
 

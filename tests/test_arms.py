@@ -60,7 +60,7 @@ def test_a_strategy_runs_on_arms(name: str, settings: str, recipe_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batches", ["cluster", "dataset"])
+@pytest.mark.parametrize("batches", ["cluster", pytest.param("dataset", marks=pytest.mark.soak)])
 def test_a_resumed_run_needs_no_cache(batches: str, recipe_path: Path, tmp_path: Path) -> None:
     settings = "update_every: 3, warmup_steps: 2, inner_steps: 1, subset: 2, shrink: false, gate: false"
     options = (f"strategy.arms.batches={batches}", "training.save_every=4")

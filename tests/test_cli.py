@@ -47,7 +47,7 @@ def test_help_lists_the_verbs(words: list[str], tmp_path: Path) -> None:
 
 
 def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
-    trained = mixfluence("train", str(recipe_path), "evaluation.references=true", folder=tmp_path)
+    trained = mixfluence_here("train", str(recipe_path), "evaluation.references=true", folder=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert "NDCG@10" in trained.stdout
     assert "Traceback" not in trained.stderr

@@ -87,6 +87,22 @@ class StopAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
+class StopInRun(StopAt):
+    """Ends one of the trainings of a method of several, counted from 1."""
+
+    def __init__(self, step: int, run: int) -> None:
+        super().__init__(step)
+        self._run = run
+        self._begun = 0
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._begun += 1
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._begun == self._run:
+            super().on_step_end(*args, **kwargs)
+
+
 def test_a_run_folder_holds_the_whole_story(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path, ["evaluation.references=true"])
     scores = run(recipe)

@@ -40,7 +40,8 @@ from mixfluence.report.page import render_page
 from mixfluence.report.status import read_status
 from mixfluence.runs import read_run, read_trace
 from mixfluence.strategies.merge import Merge
-from tests.test_experiment import StopAt, recipe_path
+from tests.test_experiment import StopInRun, recipe_path
+from tests.test_methods import assert_complete
 from tests.training.runs import start_processes
 
 __all__ = ["recipe_path"]
@@ -200,6 +201,7 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
     assert run.hours(on_gpu=False)["stages"] > 0
     assert run.hours(on_gpu=False)["probing"] > 0
     assert set(scores) == {"small", "big"}
+    assert_complete(recipe.output, "merge")
     # The weights start another run.
     again = load_recipe(recipe_path, [f"strategy.init={{file: {recipe.output}/weights.json}}", f"output={tmp_path}/b"])
     experiment.run(again)
@@ -215,45 +217,38 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["first expert", pytest.param("second expert", marks=pytest.mark.soak), "merge"])
+@pytest.mark.parametrize(
+    "stages", [("first expert", "merge"), pytest.param(("second expert",), marks=pytest.mark.soak)]
+)
 def test_interrupted_in_any_stage_it_ends_bitwise_alike(
-    stage: str, recipe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stages: tuple[str, ...], recipe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class StopInRun(StopAt):
-        runs = 0
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.runs += 1
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            if self.runs == {"first expert": 1, "second expert": 2}.get(stage):
-                super().on_step_end(*args, **kwargs)
-
     whole = load_recipe(recipe_path, [MERGE, "selection.every=2"])
     expected = experiment.run(whole)
-    broken = load_recipe(recipe_path, [MERGE, "selection.every=2", f"output={tmp_path}/broken"])
-    asked: list[int] = []
-
     measure = DevScorer.scores
+    for stage in stages:
+        broken = load_recipe(recipe_path, [MERGE, "selection.every=2", f"output={tmp_path}/broken {stage}"])
+        asked: list[int] = []
 
-    def stopping(scorer: DevScorer) -> dict[str, float]:
-        # Experts are not scored.
-        found = measure(scorer)
-        asked.extend([1] if found else [])
-        if len(asked) == 5 and stage == "merge":
-            raise KeyboardInterrupt
-        return found
+        def stopping(scorer: DevScorer, asked: list[int] = asked, stage: str = stage) -> dict[str, float]:
+            # Experts are not scored.
+            found = measure(scorer)
+            asked.extend([1] if found else [])
+            if len(asked) == 5 and stage == "merge":
+                raise KeyboardInterrupt
+            return found
 
-    with monkeypatch.context() as patch:
-        patch.setattr(DevScorer, "scores", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            experiment.run(broken, callbacks=[StopInRun(5)])
-    resumed = experiment.run(broken, resume=True)
-    for name in ("stages/expert-big", "stages/expert-small", "."):
-        ours, theirs = parameters(broken.output / name), parameters(whole.output / name)
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    assert read_weights(broken.output / "weights.json") == read_weights(whole.output / "weights.json")
-    assert resumed["big"].per_query == expected["big"].per_query
+        with monkeypatch.context() as patch:
+            patch.setattr(DevScorer, "scores", stopping)
+            stop = StopInRun(5, {"first expert": 1, "second expert": 2}.get(stage, 0))
+            with pytest.raises(KeyboardInterrupt):
+                experiment.run(broken, callbacks=[stop])
+        resumed = experiment.run(broken, resume=True)
+        for name in ("stages/expert-big", "stages/expert-small", "."):
+            ours, theirs = parameters(broken.output / name), parameters(whole.output / name)
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        assert read_weights(broken.output / "weights.json") == read_weights(whole.output / "weights.json")
+        assert resumed["big"].per_query == expected["big"].per_query
 
 
 @pytest.mark.slow

@@ -50,12 +50,13 @@ from mixfluence.strategies import (
     TargetOnly,
 )
 from tests.recipes import small_recipe
-from tests.test_experiment import StopAt, recipe_path
+from tests.test_experiment import StopInRun, recipe_path
 from tests.test_recipes import SMALL, write
 
 __all__ = ["recipe_path"]
 
-# Such that a dozen steps of a tiny encoder, whose gradients on dev are small, move something.
+# Such that a dozen steps of a tiny encoder, whose gradients on dev are small, move something. The last stage of
+# `merge` does not train: see tests/test_merging.py.
 SETTINGS = {
     "static": "",
     "cooldown": "",
@@ -69,11 +70,9 @@ SETTINGS = {
     "chameleon": "encoder: {model}",
     "aioli": "update_every: 7, warmup_steps: 2, block_steps: 2",
     "odm": "warmup_batches: 2",
-    "regmix": "proxies: 8, proxy_steps: 12",
+    "regmix": "proxies: 8, proxy_steps: 4",
     "target-only": "",
 }
-# Its last stage does not train; tests/test_merging.py has more of it.
-MERGING = {"merge": "expert_steps: 12, evaluations: 12"}
 STAGES = {
     "doge": ["proxy", "second-proxy"],
     "doremi": ["reference", "proxy"],
@@ -81,10 +80,11 @@ STAGES = {
     "merge": ["expert-big", "expert-small"],
     "regmix": [f"proxy-{number}" for number in range(1, 9)],
 }
+STAGE_STEPS = {"regmix": 4, "merge": 8}
 
 
 def chosen(method: str, model: Path) -> str:
-    return f"strategy={{name: {method}, {(SETTINGS | MERGING)[method].format(model=model)}}}"
+    return f"strategy={{name: {method}, {SETTINGS[method].format(model=model)}}}"
 
 
 def record_of(folder: Path) -> dict[str, Any]:
@@ -93,67 +93,62 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*SETTINGS, *MERGING])
-def test_every_method_runs_from_a_recipe(method: str, recipe_path: Path, tiny_bert_folder: Path) -> None:
-    recipe = load_recipe(recipe_path, [chosen(method, tiny_bert_folder), "selection=null"])
-    scores = run(recipe)
-    record = record_of(recipe.output)
-    assert set(scores) == {"small", "big"}
+@pytest.mark.parametrize("method", SETTINGS)
+def test_every_method_runs_from_a_recipe(method: str, runs: Path) -> None:
+    record = assert_complete(runs / method, method)
     assert record["steps"] == 12
-    weights = read_weights(recipe.output / "weights.json")
+    if record["stages"] and method != "regmix":
+        found = record["stages"][STAGES[method][-1]]["found"]
+        assert read_weights(runs / method / "weights.json") == pytest.approx(found)
+        assert found != pytest.approx(dict.fromkeys(found, 1 / len(found)), abs=1e-4)
+
+
+def assert_complete(folder: Path, method: str) -> dict[str, Any]:
+    """Assert that a run folder and those of its stages are complete, and return the record."""
+    record = record_of(folder)
+    weights = read_weights(folder / "weights.json")
     assert sum(weights.values()) == pytest.approx(1)
     # Weights of clusters are reported as shares of their datasets.
-    assert set(weights) == {"small", "big"}
+    assert set(weights) == set(record["scores"]) >= {"small", "big"}
     assert ("cluster" in record["seconds"]) == (method in {"crisp", "chameleon"})
     assert (record["seconds"]["probe"] > 0) == (method in {"inf-dds", "multidds", "aioli", "merge"})
     assert list(record["stages"]) == STAGES.get(method, [])
     for stage, facts in record["stages"].items():
-        folder = recipe.output / "stages" / stage
-        assert facts["steps"] == 12
+        stage_folder = folder / "stages" / stage
+        assert facts["steps"] == STAGE_STEPS.get(method, 12)
         assert record["seconds"][f"stage {stage}"] == pytest.approx(sum(facts["seconds"].values()))
-        assert facts["found"] == read_weights(folder / "weights.json")
+        assert facts["found"] == read_weights(stage_folder / "weights.json")
         assert sum(facts["found"].values()) == pytest.approx(1)
-        assert (folder / "model" / "modules.json").exists()
+        assert (stage_folder / "model" / "modules.json").exists()
         # Every log is traced, also where a measurement came first.
-        assert len([line for line in read_trace(folder / "trace.jsonl") if "loss" in line]) == 6
-    if record["stages"] and method not in {"merge", "regmix"}:
-        found = record["stages"][STAGES[method][-1]]["found"]
-        assert weights == pytest.approx(found)
-        assert found["small"] != pytest.approx(0.5, abs=1e-4)
+        logged = [line for line in read_trace(stage_folder / "trace.jsonl") if "loss" in line]
+        assert len(logged) == facts["steps"] // 2
+    return record
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stages", [(0, 1), pytest.param((2,), marks=pytest.mark.soak)])
 def test_a_method_stopped_in_a_stage_equals_the_uninterrupted_one(
-    stage: int, recipe_path: Path, tmp_path: Path, tiny_bert_folder: Path
+    stages: tuple[int, ...], recipe_path: Path, tmp_path: Path, tiny_bert_folder: Path
 ) -> None:
-    class StopInStage(StopAt):
-        """Stops at a step of one of the runs."""
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self._runs = getattr(self, "_runs", 0) + 1
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            if self._runs == stage + 1:
-                super().on_step_end(*args, **kwargs)
-
     # The proxy is as long as the recipe says, the other runs as the training.
     method = chosen("doremi", tiny_bert_folder).replace("rate: 500", "rate: 500, proxy_steps: 8")
     changes = [method, "selection.every=4"]
     whole = load_recipe(recipe_path, changes)
     expected = run(whole)
-    broken = load_recipe(recipe_path, [*changes, f"output={tmp_path}/broken"])
-    with pytest.raises(KeyboardInterrupt):
-        run(broken, callbacks=[StopInStage(6)])
-    done = {path: path.stat().st_mtime_ns for path in (broken.output / "stages").rglob("record.json")}
-    assert len(done) == stage
-    resumed = run(broken, resume=True)
-    assert {path: path.stat().st_mtime_ns for path in done} == done
-    for name in ("stages/reference", "stages/proxy", "."):
-        ours, theirs = (load_file(recipe.output / name / "model" / "model.safetensors") for recipe in (broken, whole))
-        assert all(bool((ours[key] == theirs[key]).all()) for key in theirs)
-    assert record_of(broken.output)["stages"]["proxy"]["steps"] == 8
-    assert resumed["big"].per_query == expected["big"].per_query
+    for stage in stages:
+        broken = load_recipe(recipe_path, [*changes, f"output={tmp_path}/broken-{stage}"])
+        with pytest.raises(KeyboardInterrupt):
+            run(broken, callbacks=[StopInRun(6, stage + 1)])
+        done = {path: path.stat().st_mtime_ns for path in (broken.output / "stages").rglob("record.json")}
+        assert len(done) == stage
+        resumed = run(broken, resume=True)
+        assert {path: path.stat().st_mtime_ns for path in done} == done
+        for name in ("stages/reference", "stages/proxy", "."):
+            ours, theirs = (load_file(made.output / name / "model" / "model.safetensors") for made in (broken, whole))
+            assert all(bool((ours[key] == theirs[key]).all()) for key in theirs)
+        assert record_of(broken.output)["stages"]["proxy"]["steps"] == 8
+        assert resumed["big"].per_query == expected["big"].per_query
 
 
 @pytest.mark.slow

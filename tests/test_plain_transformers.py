@@ -212,7 +212,6 @@ def test_packed_vectors_and_gradients_are_those_of_padded_texts(
 RECIPES: list[tuple[str, dict[str, Any], bool]] = [
     ("gemma", {"pooling": "mean", "lora": {"rank": 2, "alpha": 4, "merged": False}}, True),
     ("distilbert", {"pooling": "mean"}, False),
-    ("gemma", {"pooling": "mean", "bidirectional": True}, True),
     ("gemma", {"pooling": "mean", "bidirectional": True, "lora": {"rank": 2}}, True),
     ("smollm", {"pooling": "last", "padding": "left"}, False),
 ]

@@ -126,15 +126,15 @@ def test_dev_scores_of_checkpoints_survive_a_cut_off_checkpoint(runs: Path, tmp_
         runs / "static", tmp_path / "copy", ignore=shutil.ignore_patterns("model", "*.safetensors", "*.pt")
     )
     whole = dev_evals(read_run(copy))
-    assert [step for step, _ in whole["mean"]] == [0, 8, 16, 24]
+    assert [step for step, _ in whole["mean"]] == [0, 4, 8, 12]
     assert set(whole) == {"mean", "big", "small"}
-    (newest,) = (copy / "checkpoints").glob("checkpoint-24/trainer_state.json")
+    (newest,) = (copy / "checkpoints").glob("checkpoint-12/trainer_state.json")
     newest.write_text(newest.read_text(encoding="utf-8")[:100], encoding="utf-8")
     older = dev_evals(read_run(copy))
     assert older["mean"] == whole["mean"][: len(older["mean"])] != whole["mean"]
     shutil.rmtree(copy / "checkpoints")
     assert dev_evals(read_run(copy)) == {}
-    assert [step for step, _ in dev_evals(read_run(runs / "killed"))["mean"]] == [0, 8]
+    assert [step for step, _ in dev_evals(read_run(runs / "killed"))["mean"]] == [0, 4]
 
 
 def test_work_is_counted_in_training_steps() -> None:

@@ -154,7 +154,7 @@ def test_finished_runs_of_every_method_are_shown(runs: Path, method: str) -> Non
     status = read_status(runs / method, now=1e12)
     trace = read_trace(runs / method / "trace.jsonl")
     assert (status.state, status.silent) == ("finished", None)
-    assert (status.step, status.stages["final"], status.left) == (24, 24, 0)
+    assert (status.step, status.stages["final"], status.left) == (12, 12, 0)
     measured = [line for line in trace if line.get("update", {}).get("influence")]
     assert bool(status.influence[1]) == bool(measured) == (method in {"inf-dds", "multidds", "aioli"})
     assert sum(status.history[-1].values()) == pytest.approx(1)
@@ -174,8 +174,8 @@ def test_finished_runs_of_every_method_are_shown(runs: Path, method: str) -> Non
 def test_a_killed_run_is_told_as_far_as_it_came(runs: Path) -> None:
     status = read_status(runs / "killed", now=1e12)
     assert status.state == "training"
-    assert 8 <= status.step < 14
-    assert status.checkpoint == 8
+    assert 4 <= status.step < 8
+    assert status.checkpoint == 4
     assert status.silent is not None
     text = shown(runs / "killed", now=1e12)
     assert "probably stopped" in text
@@ -189,7 +189,7 @@ def test_a_proxy_is_shown_by_what_it_has_found(runs: Path, tmp_path: Path) -> No
     for name in ("trace.jsonl", "record.json"):
         (tmp_path / "run" / name).unlink()
     status = read_status(tmp_path / "run")
-    assert (status.stage, status.step, bool(status.found)) == ("proxy", 24, True)
+    assert (status.stage, status.step, bool(status.found)) == ("proxy", 12, True)
     assert status.history[-1] == read_trace(tmp_path / "run" / "stages" / "proxy" / "trace.jsonl")[-1]["outcome"]
     assert "mixture found so far" in shown(tmp_path / "run")
 

@@ -118,38 +118,44 @@ def change_recipe(folder: Path, recipe: Recipe) -> None:
     inside.write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (change_judgements, "dev set small|dev task small"),
-        (change_corpus, "dev task small"),
-        (change_weights, "initial weights"),
-        (change_encoder, "encoder"),
-        (change_recipe, "training.learning_rate was 0.001 and is 0.002"),
-    ],
-)
-def test_what_changed_is_named(
-    change: Callable[[Path, Recipe], None], named: str, tiny_bert_folder: Path, tmp_path: Path
-) -> None:
-    model = shutil.copytree(tiny_bert_folder, tmp_path / "model")
-    path = write_recipe(tmp_path, model, selection={"every": 3}, save_every=None)
-    (tmp_path / "weights.json").write_text('{"big": 2, "small": 1}', encoding="utf-8")
-    init = f"strategy={{name: static, init: {{file: {tmp_path}/weights.json}}}}"
-    recipe = stopped(load_recipe(path, [f"output={tmp_path}/run", init]))
-    change(tmp_path, recipe)
-    with pytest.raises(MixfluenceError, match=named):
-        run(load_recipe(recipe.output / "recipe.yaml"), resume=True)
+CHANGES: dict[Callable[[Path, Recipe], None], str] = {
+    change_judgements: "dev set small|dev task small",
+    change_corpus: "dev task small",
+    change_weights: "initial weights",
+    change_encoder: "encoder",
+    change_recipe: "training.learning_rate was 0.001 and is 0.002",
+}
 
 
-@pytest.mark.parametrize("file", ["weights.json", "model/model.safetensors"])
-def test_a_changed_stage_is_named(file: str, tiny_bert_folder: Path, tmp_path: Path) -> None:
+def test_what_changed_is_named(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    model = shutil.copytree(tiny_bert_folder, folder / "model")
+    path = write_recipe(folder, model, selection={"every": 3}, save_every=None)
+    (folder / "weights.json").write_text('{"big": 2, "small": 1}', encoding="utf-8")
+    init = f"strategy={{name: static, init: {{file: {folder}/weights.json}}}}"
+    recipe = stopped(load_recipe(path, [f"output={folder}/run", init]))
+    unchanged = shutil.copytree(folder, tmp_path / "unchanged")
+    for change, named in CHANGES.items():
+        change(folder, recipe)
+        with pytest.raises(MixfluenceError, match=named):
+            run(load_recipe(recipe.output / "recipe.yaml"), resume=True)
+        shutil.rmtree(folder)
+        shutil.copytree(unchanged, folder)
+    # It was the change that was refused.
+    run(load_recipe(recipe.output / "recipe.yaml"), resume=True)
+
+
+def test_a_changed_stage_is_named(tiny_bert_folder: Path, tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(tmp_path, tiny_bert_folder, "doremi"), [f"output={tmp_path}/run"])
     run(recipe)
     (recipe.output / "record.json").unlink()
-    path = recipe.output / "stages" / "reference" / file
-    path.write_bytes(path.read_bytes()[:-1] + b" ")
-    with pytest.raises(DataError, match=f"reference: {file} has changed"):
-        run(recipe, resume=True)
+    for file in ("weights.json", "model/model.safetensors"):
+        path = recipe.output / "stages" / "reference" / file
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b" ")
+        with pytest.raises(DataError, match=f"reference: {file} has changed"):
+            run(recipe, resume=True)
+        path.write_bytes(content)
 
 
 def test_a_cut_trace_is_a_warning(tiny_bert_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

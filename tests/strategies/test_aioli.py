@@ -378,7 +378,7 @@ def test_a_run_finds_the_dataset_like_the_target(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [5, 7, 12])
+@pytest.mark.parametrize("stop", [5, *(pytest.param(step, marks=pytest.mark.soak) for step in (7, 12))])
 def test_a_real_run_resumed_in_a_sweep_equals_the_uninterrupted_run(
     make_static: Callable[[], SentenceTransformer], tmp_path: Path, stop: int
 ) -> None:

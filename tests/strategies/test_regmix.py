@@ -29,7 +29,7 @@ from mixfluence.runs import read_run
 from mixfluence.strategies import StageResult
 from mixfluence.strategies.regmix import Proxy, RegMix
 from tests.recipes import small_recipe
-from tests.test_experiment import StopAt, recipe_path
+from tests.test_experiment import StopInRun, recipe_path
 
 __all__ = ["recipe_path"]
 
@@ -124,10 +124,13 @@ REGMIX = "strategy={name: regmix, proxies: 8, proxy_steps: 4, dev_queries: 8, de
 
 
 @pytest.mark.slow
-def test_a_recipe_scores_proxies_and_trains_on_the_mixture_found(recipe_path: Path) -> None:
-    recipe = load_recipe(recipe_path, [REGMIX])
-    run(recipe)
-    record = json.loads((recipe.output / "record.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("stage", [5, pytest.param(9, marks=pytest.mark.soak)])
+def test_a_recipe_trains_on_the_mixture_found_and_interrupted_ends_bitwise_alike(
+    stage: int, recipe_path: Path, tmp_path: Path
+) -> None:
+    whole = load_recipe(recipe_path, [REGMIX, "selection.every=2"])
+    expected = run(whole)
+    record = json.loads((whole.output / "record.json").read_text(encoding="utf-8"))
     assert len(record["stages"]) == 8
     for facts in record["stages"].values():
         assert set(facts["scores"]) == {"small"}
@@ -136,31 +139,15 @@ def test_a_recipe_scores_proxies_and_trains_on_the_mixture_found(recipe_path: Pa
     assert record["stages"]["proxy-1"]["found"] == pytest.approx({"big": 0.5, "small": 0.5})
     assert record["notes"][-1].startswith("RegMix: ")
     results = {name: StageResult(facts["found"], facts["scores"]) for name, facts in record["stages"].items()}
-    found, _ = recipe.strategy.conclude(recipe, results, {"big": 80, "small": 20}, rows=96)
-    assert read_weights(recipe.output / "weights.json") == pytest.approx(dict(found))
-    finished = read_run(recipe.output)
+    found, _ = whole.strategy.conclude(whole, results, {"big": 80, "small": 20}, rows=96)
+    assert read_weights(whole.output / "weights.json") == pytest.approx(dict(found))
+    finished = read_run(whole.output)
     assert compare([finished, finished]).groups[0].recipe.strategy.label == "RegMix"
     assert "held-out proxies" in render_page([finished])
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [5, pytest.param(9, marks=pytest.mark.soak)])
-def test_interrupted_in_any_stage_it_ends_bitwise_alike(stage: int, recipe_path: Path, tmp_path: Path) -> None:
-    class StopInRun(StopAt):
-        runs = 0
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.runs += 1
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            if self.runs == stage:
-                super().on_step_end(*args, **kwargs)
-
-    whole = load_recipe(recipe_path, [REGMIX, "selection.every=2"])
-    expected = run(whole)
     broken = load_recipe(recipe_path, [REGMIX, "selection.every=2", f"output={tmp_path}/broken"])
     with pytest.raises(KeyboardInterrupt):
-        run(broken, callbacks=[StopInRun(3)])
+        run(broken, callbacks=[StopInRun(3, stage)])
     assert len(list((broken.output / "stages").glob("*/record.json"))) == stage - 1
     resumed = run(broken, resume=True)
     for name in ("stages/proxy-1", "stages/proxy-5", "."):

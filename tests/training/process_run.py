@@ -1,8 +1,7 @@
-"""A short run that `test_processes` starts, on one process or several: MODEL OUTPUT BATCH_PER_PROCESS."""
+"""A short run that `test_processes` starts, on one process or several."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from mixfluence import UNIFORM, Static, info_nce
-from tests.training.runs import arguments, build, leave_processes
+from tests.training.runs import arguments, build
 
 
 def main(model_folder: str, output: Path, batch_size: int) -> None:
@@ -24,8 +23,3 @@ def main(model_folder: str, output: Path, batch_size: int) -> None:
     build(model, args, loss=loss, strategy=Static(init=UNIFORM)).train()
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
     np.save(output / f"weights-{args.process_index}.npy", weights)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
-    leave_processes()

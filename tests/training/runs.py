@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
@@ -25,7 +24,6 @@ from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureMixin
 from tests.forked import server
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 300.0
 
 
@@ -105,16 +103,8 @@ def leave_processes() -> None:
         os._exit(0)
 
 
-def torchrun(program: str, *words: object, processes: int) -> None:
-    """Run a module of the tests in several processes as a user would, and fail if one of them does."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--rdzv-backend=c10d"]
-    command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", program, *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=TIMEOUT)
-
-
 def start_processes(program: Callable[..., object], *words: object, processes: int = 2) -> None:
-    """Run a function in several processes, which start sooner than torchrun's, and fail if one of them does."""
+    """Run a function in several processes with torchrun's environment, and fail if one of them does."""
     # They meet at a server of this process, as torchrun's do at the launcher's: nobody has to guess a free port.
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     group = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

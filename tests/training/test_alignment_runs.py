@@ -192,8 +192,8 @@ def new_trainer(
     ("kind", "transformer", "checkpoint"),
     [
         ("multidds", True, 6),
-        ("multidds preconditioned", False, 5),
-        ("doge", True, 6),
+        pytest.param("multidds preconditioned", False, 5, marks=pytest.mark.soak),
+        pytest.param("doge", True, 6, marks=pytest.mark.soak),
         ("doge preconditioned", False, 4),
     ],
 )

@@ -94,7 +94,7 @@ def test_mixed_batches_have_the_clusters_of_one_dataset_by_their_weights(
     assert drawn["other/0"] == drawn["other/1"]
 
 
-@pytest.mark.parametrize(("batches", "workers"), [("cluster", 0), ("dataset", 0), ("dataset", 2)])
+@pytest.mark.parametrize(("batches", "workers"), [("cluster", 0), ("dataset", 2)])
 def test_a_resumed_run_is_the_run_that_was_not_stopped(
     batches: Batches, workers: int, make_static: MakeModel, tmp_path: Path
 ) -> None:

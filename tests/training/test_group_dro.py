@@ -248,8 +248,15 @@ def test_evaluation_leaves_alpha(make_static: Callable[[], SentenceTransformer],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("make", [lambda: DoReMi(rate=2.0), lambda: TDRO(rate=0.5)], ids=["doremi", "tdro"])
+@pytest.mark.parametrize(
+    ("make", "accumulation"),
+    [
+        pytest.param(lambda: DoReMi(rate=2.0), 1, id="doremi"),
+        pytest.param(lambda: TDRO(rate=0.5), 2, id="tdro, accumulation"),
+        pytest.param(lambda: DoReMi(rate=2.0), 2, id="doremi, accumulation", marks=pytest.mark.soak),
+        pytest.param(lambda: TDRO(rate=0.5), 1, id="tdro", marks=pytest.mark.soak),
+    ],
+)
 def test_a_resumed_proxy_is_the_proxy_that_was_not_stopped(
     make: Callable[[], GroupDRO], accumulation: int, tiny_bert_folder: Path, tmp_path: Path
 ) -> None:

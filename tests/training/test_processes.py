@@ -1,4 +1,4 @@
-"""Several processes, really started.
+"""Several processes, really started. Under torchrun itself: tests/resume/test_processes.py.
 
 - Two processes with half the batch each train what one process trains: negatives cross processes with gradient.
 - They draw the same datasets, and end with the same weights.
@@ -13,7 +13,7 @@ import pytest
 
 from mixfluence.runs import read_trace
 from tests.training.process_run import main
-from tests.training.runs import start_processes, torchrun
+from tests.training.runs import start_processes
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_two_processes_train_what_one_process_trains(tiny_bert_folder: Path, tmp
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     start_processes(main, str(tiny_bert_folder), tmp_path / "one", 8, processes=1)
-    torchrun("tests.training.process_run", tiny_bert_folder, tmp_path / "two", 4, processes=2)
+    start_processes(main, str(tiny_bert_folder), tmp_path / "two", 4, processes=2)
     alone = np.load(tmp_path / "one" / "weights-0.npy")
     shared = [np.load(tmp_path / "two" / f"weights-{rank}.npy") for rank in range(2)]
     assert np.array_equal(*shared)
