@@ -137,9 +137,11 @@ class Bench:
         passes = 2 if self.size.lora else 3
         attention = sum(length**2 for length in lengths) / sum(lengths)
         config = inner.config
-        return passes * self.tokens * (2 * body + 4 * config.num_hidden_layers * config.hidden_size * attention)
+        token = 2 * body + 4 * config.num_hidden_layers * config.hidden_size * attention
+        return float(passes * self.tokens * token)
 
     def model(self) -> Any:
+        """Load the encoder of a side."""
         from mixfluence import load_encoder
 
         lora = {"rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"} if self.size.lora else None
