@@ -1,6 +1,6 @@
 """A round of probes on one process and on several that divide the datasets, with the same rows in every probe.
 
-The texts are those of `sides.py`. The sides run one after the other. On a CPU every process has one thread.
+The texts are those of `sizes.py`. The sides run one after the other. On a CPU every process has one thread.
 
     python benchmarks/parallel_probes.py --model minilm --batch 16 --datasets 8 --processes 1 2
 """
@@ -21,7 +21,7 @@ def probe(options: argparse.Namespace) -> None:
     """Train a few steps with rounds of probes; the trace goes to the output folder."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
-    from sides import random_rows
+    from sizes import random_rows
 
     from mixfluence import UNIFORM, InfDDS, MixtureTrainer, Probe, info_nce, load_encoder
 
