@@ -13,7 +13,8 @@ from mixfluence.policy.bounds import Vector, softmax
 
 # Share of its weight that a measured harm keeps when the next one is measured.
 MEMORY = 0.8
-# Most that a guard may change a logit by. If no mixture spares a guard, datasets move by this in proportion to harm.
+# Largest multiplier: no guard changes a logit by more, relative to their mean. If no mixture spares a guard, this is
+# how far the mixture moves towards the datasets that harm it least.
 MOST_PUSH = 10.0
 _SWEEPS, _HALVINGS, _SETTLED = 50, 60, 1e-9
 
@@ -57,22 +58,25 @@ class Guards:
         self._total[probed] = MEMORY * self._total[probed] + gains
         self._weight[probed] = MEMORY * self._weight[probed] + 1.0
 
-    def hold(self, solve: Callable[[Vector], Vector]) -> Vector:
-        """Return the logits of the best mixture that spares the guards.
+    def hold(self, logits: Vector, solve: Callable[[Vector], Vector]) -> Vector:
+        """Return the logits of the best mixture that spares the guards: `logits` themselves if they do.
 
         `solve` returns the logits that the rule finds if a vector is added to its start, which is what the multipliers
         of linear constraints do to a problem that is pulled to a start by a KL divergence. A larger multiplier of one
         guard, with the others fixed, never helps it less. So each is found by bisection, in turn until none changes.
         """
         influence = np.divide(self._total, self._weight, out=np.zeros_like(self._total), where=self._weight > 0)
-        scale = np.abs(influence).max(axis=0)
+        scale = np.abs(influence - influence.mean(axis=0)).max(axis=0)
         influence = np.divide(influence, scale, out=np.zeros_like(influence), where=scale > 0)
         room = np.divide(self._room, self._rounds * scale, out=np.zeros_like(scale), where=scale > 0)
         pushes = np.zeros(len(scale))
 
+        def found(pushes: Vector) -> Vector:
+            return solve(influence @ pushes) if pushes.any() else logits
+
         def spared(guard: int, push: float) -> bool:
             pushes[guard] = push
-            return bool(softmax(solve(influence @ pushes)) @ influence[:, guard] >= -room[guard])
+            return bool(softmax(found(pushes)) @ influence[:, guard] >= -room[guard])
 
         for _ in range(_SWEEPS):
             before = pushes.copy()
@@ -81,7 +85,7 @@ class Guards:
             if np.abs(pushes - before).max() < _SETTLED or len(pushes) == 1:
                 break
         self.pushes = pushes
-        return solve(influence @ pushes)
+        return found(pushes)
 
     def facts(self) -> dict[str, dict[str, float]]:
         """Return for the trace how much worse each guard is than at the start, as a share, and its multiplier."""

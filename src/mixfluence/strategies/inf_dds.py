@@ -134,7 +134,11 @@ class InfDDS(LogitStrategy):
     def update(self, influences: Influences) -> dict[str, Any]:
         if self.guard:
             own = influences.of(self.guard)
-            self._guards.observe(own.probed, own.base, own.on_targets(), own.sign)
+            gains = own.on_targets()
+            if len(gains) > 1:
+                reward = Evidence(shrink=self.shrink, gate=False).judge(own.probed, gains, own.errors())
+                gains = gains.mean(axis=0) + reward.trust * reward.contrasts
+            self._guards.observe(own.probed, own.base, gains, own.sign)
             influences = influences.of(target for target in influences.targets if target not in self.guard)
         if self.subset_by == "need":
             # Half of the probes go to all datasets in turn, half to those that are likely.
@@ -146,7 +150,9 @@ class InfDDS(LogitStrategy):
         reward = self._evidence.judge(influences.probed, *judged)
         self._logits = self._unguarded = self.rule.move(self._unguarded, reward)
         if self.guard:
-            self._logits = self._guards.hold(lambda shift: self.rule.shifted(self._unguarded, shift, reward.gate))
+            self._logits = self._guards.hold(
+                self._unguarded, lambda shift: self.rule.shifted(self._unguarded, shift, reward.gate)
+            )
         # With arms, a reward also has what siblings tell of those that were not measured.
         trust = reward.trust[np.isin(reward.probed, influences.probed)]
         trust = trust.mean(axis=1) if self.rule.by_target else trust
