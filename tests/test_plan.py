@@ -48,6 +48,7 @@ training: {steps: 100, batch_size: 64}
 SIZES = {"a": 640, "b": 320, "c": 160, "dev.x": 32, "dev.y": 1000}
 EVERY_TEN = "update_every: 10, warmup_steps: 10, freeze_below: 0.0"
 PROBE = "inner_steps: 2, probe: {{dev_batch_size: 64{}}}"
+INHERITED = ", state: inherited"
 ALIGNMENT = "alignment: {{dev_batch_size: 64{}}}"
 
 
@@ -80,14 +81,14 @@ def shown(plan: Plan) -> str:
         ("name: cooldown", 100, 0),
         ("name: target-only, init: uniform", 100, 0),
         # 3 x 2 steps, and 4 dev evaluations of 1.5 batches, a third of a step each.
-        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 100 + 9 * (6 + 2), 3),
-        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, subset: 2", 100 + 9 * (4 + 1.5), 3),
-        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}, reptile: relative", 100 + 9 * 8, 4),
-        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', state: momentum-free')}", 100 + 9 * 8, 1),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format('')}", 100 + 9 * (6 + 2), 1),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(INHERITED)}, subset: 2", 100 + 9 * (4 + 1.5), 3),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(INHERITED)}, reptile: relative", 100 + 9 * 8, 4),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(INHERITED)}", 100 + 9 * 8, 3),
         (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', snapshot: cpu')}, reptile: relative", 100 + 9 * 8, 1),
-        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', batch_size: 16')}", 100 + 9 * (1.5 + 2), 3),
+        (f"name: inf-dds, {EVERY_TEN}, {PROBE.format(', batch_size: 16')}", 100 + 9 * (1.5 + 2), 1),
         # At steps 89 and 90: after them the learning rate is below a tenth.
-        (f"name: inf-dds, update_every: 1, warmup_steps: 89, {PROBE.format('')}", 100 + 2 * 8, 3),
+        (f"name: inf-dds, update_every: 1, warmup_steps: 89, {PROBE.format('')}", 100 + 2 * 8, 1),
         (f"name: multidds, {EVERY_TEN}, {ALIGNMENT.format('')}", 100 + 9 * (3 + 1.5), 1),
         (f"name: doge, {ALIGNMENT.format('')}", 100 + 9 * 4.5 + 100, 1),
         (f"name: doge, rounds: 2, proxy_steps: 20, {ALIGNMENT.format('')}", 2 * (20 + 4.5) + 100, 1),
@@ -400,8 +401,9 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        "name: inf-dds, update_every: 3, warmup_steps: 2, inner_steps: 2",
-        "name: inf-dds, update_every: 1, warmup_steps: 0, subset: 2, reptile: relative, freeze_below: 0.5",
+        "name: inf-dds, update_every: 3, warmup_steps: 2, inner_steps: 2, probe: {state: inherited}",
+        "name: inf-dds, update_every: 1, warmup_steps: 0, subset: 2, reptile: relative, freeze_below: 0.5, "
+        "probe: {state: inherited}",
         "name: multidds, update_every: 4, warmup_steps: 2, alignment: {preconditioned: true}",
         "name: multidds, update_every: 4, warmup_steps: 12",
         "name: aioli, update_every: 7, warmup_steps: 2, block_steps: 2",
@@ -444,7 +446,8 @@ def count_steps(recipe_path: Path, changes: list[str]) -> None:
 def test_two_real_processes_do_what_is_planned_for_two(recipe_path: Path) -> None:
     third = f"{{path: {recipe_path.parent}/data/big, split: dev}}"
     changes = [f"train={{big: {{}}, small: {{}}, third: {third}}}", "training.batch_size=16", "selection=null"]
-    changes += ["test={}", "strategy={name: inf-dds, init: uniform, update_every: 3, warmup_steps: 2, inner_steps: 2}"]
+    strategy = "name: inf-dds, init: uniform, update_every: 3, warmup_steps: 2, inner_steps: 2"
+    changes += ["test={}", f"strategy={{{strategy}, probe: {{state: inherited}}}}"]
     plan = plan_run(load_recipe(recipe_path, changes), processes=2)
     start_processes(count_steps, recipe_path, changes)
     record = json.loads((recipe_path.parent / "run" / "record.json").read_text(encoding="utf-8"))

@@ -90,7 +90,7 @@ def test_a_preset_is_the_papers_setting(
 
 
 def test_recipes_may_name_the_presets_and_keep_only_their_values(tmp_path: Path) -> None:
-    assert set(PRESETS) == {"paper", "paper-sentence-transformers", "paper-mldr"}
+    assert set(PRESETS) == {"paper", "paper-sentence-transformers", "paper-mldr", "thorough"}
     for name, preset in PRESETS.items():
         found = built(tmp_path, f"{{name: inf-dds, preset: {name}}}")
         assert found == InfDDS.model_validate({"name": "inf-dds", **preset})

@@ -7,14 +7,16 @@ not counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
-from mixfluence.influence.settings import FORWARD, Probe
+from mixfluence.influence.settings import FORWARD, Probe, RoundCost
 from mixfluence.policy import Vector, cap
 from mixfluence.policy.arms import totals
 from mixfluence.preflight import Checked, model_is_here, preflight
@@ -71,6 +73,7 @@ class StagePlan:
     warmup_steps: int = 0
     first_extra: float = 0.0
     adapts: bool = False
+    measuring_limit: float = math.inf
 
     @property
     def measuring_cost(self) -> float:
@@ -215,31 +218,43 @@ def _plan_stage(
     if probing is None:
         scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0
         return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
-    method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
-    dev = sum(min(method.dev_batch_size, rows) for rows in guides.values()) / rows_per_step
-    update_cost, first_extra, possible = dev * FORWARD, 0.0, strategy.candidates()
-    if len(possible):
-        sharing = 1 if method.alone else processes
-        sizes = np.array(list(train.values()))[possible]
-        batch = float(_batch_rows(sizes, method.batch_size or training.batch_size, sharing).mean()) / sharing
-        first_cost, update_cost = (
-            method.round_cost(measured, batch / rows_per_step, probing.steps, dev, processes)
-            for measured in (probing.measured(len(possible), first=True), probing.measured(len(possible)))
-        )
-        first_extra = first_cost - update_cost
-    strategy.space_rounds(update_cost, stage.steps, first_extra)
+    method, possible = probing.method, strategy.candidates()
+    cost = _round_cost(recipe, strategy, train, guides, processes)
+    measured_rows = strategy.space_rounds(cost, stage.steps)
+    update_cost = cost.usual(measured_rows)
+    first_extra = cost.first(measured_rows) - update_cost
     warmup = stage.warmup_steps(training)
     updates = list(_updates(strategy, stage.steps, warmup))
     if len(possible) and updates:
         memory += method.memory(probing.reptile)
     first = updates[0] if updates else None
-    measured_rows = method.dev_batch_size
     return StagePlan(
         *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
         warmup_steps=warmup,
         first_extra=first_extra,
         adapts=isinstance(method, Probe) and method.reliability is not None,
+        measuring_limit=strategy.measuring_limit(stage.steps),
     )
+
+
+def _round_cost(
+    recipe: Recipe, strategy: Strategy, train: Mapping[str, int], guides: Mapping[str, int], processes: int
+) -> RoundCost:
+    training, probing, possible = recipe.training, strategy.probing, strategy.candidates()
+    assert probing is not None
+    method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
+    sharing = 1 if method.alone else processes
+    sizes = np.array(list(train.values()))[possible]
+    batches = _batch_rows(sizes, method.batch_size or training.batch_size, sharing)
+    batch = float(batches.mean()) / sharing / rows_per_step if len(possible) else 0.0
+
+    def cost(most: int, *, first: bool = False) -> float:
+        dev = sum(min(most, rows) for rows in guides.values()) / rows_per_step
+        if not len(possible):
+            return dev * FORWARD
+        return method.round_cost(probing.measured(len(possible), first=first), batch, probing.steps, dev, processes)
+
+    return RoundCost(cost, partial(cost, first=True))
 
 
 def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
@@ -285,6 +300,9 @@ def _concerns(plan: Plan) -> Iterator[str]:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
         yield from _late_or_early(stage)
+        if stage.measuring_cost > stage.measuring_limit:
+            limit = f"more than the {stage.measuring_limit:,.1f} of strategy.budget"
+            yield f"one update costs {stage.measuring_cost:,.1f} training steps, {limit}: measure a subset"
     wanted = max(stage.dev_batch_size for stage in plan.stages)
     for name, rows in plan.guides.items():
         if rows < wanted:

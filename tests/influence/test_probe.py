@@ -300,8 +300,8 @@ def test_the_seed_decides_dropout(learner: SmallLearner) -> None:
 
 def test_gains_are_the_metrics_change_and_positive_where_it_became_better(static: SmallLearner) -> None:
     model = encoder(static)
-    loss = measure(static, [0], metric=info_nce_metric(0.1))
-    ndcg = measure(static, [0], metric=soft_ndcg(0.1))
+    loss = measure(static, [0], metric=info_nce_metric(0.1), state="inherited")
+    ndcg = measure(static, [0], metric=soft_ndcg(0.1), state="inherited")
     dev = dev_batches(model)
 
     def look(learner: SmallLearner) -> list[Tensor]:
@@ -430,7 +430,7 @@ def test_with_reptile_the_model_moves_by_the_mean_of_its_probes_and_nothing_else
     moves = [moved_by(learner, dataset) for dataset in range(3)]
     start = [parameter.detach().clone() for parameter in learner.modules.parameters()]
     before = everything(learner)
-    measure(learner, reptile=Reptile(), snapshot=snapshot)
+    measure(learner, reptile=Reptile(), snapshot=snapshot, state="inherited")
     for number, parameter in enumerate(learner.modules.parameters()):
         # A quarter of the greatest learning rate is a quarter of the way.
         expected = start[number] + 0.25 * sum((move[number] for move in moves), torch.zeros(1)) / 3
@@ -446,8 +446,8 @@ def test_reptile_favours_the_better_probes_by_its_temperature(static: SmallLearn
     model = encoder(static)
     moves = [moved_by(static, dataset)[0] for dataset in range(3)]
     start = next(static.model.parameters()).detach().clone()
-    gains = measure(static).combine("mean")[0]
-    prober = Prober(static, Probe(), info_nce_metric(), Reptile(rate=1.0, tau=tau))
+    gains = measure(static, state="inherited").combine("mean")[0]
+    prober = Prober(static, Probe(state="inherited"), info_nce_metric(), Reptile(rate=1.0, tau=tau))
     # Without a number it is the spread of the round before.
     temperature = gains.std() if isinstance(tau, str) else tau
     prober.measure([0, 1, 2], batches(model), dev_batches(model), seed=5, spread=gains.std())

@@ -1,7 +1,8 @@
 """A budget for measuring: how many rounds it allows, and when they come.
 
-- A round is allowed as often as the budget pays for it; one that is too dear for a single round is refused, and the
-  error says what to lower.
+- A round takes place as often as the budget pays for it. If not even two fit, they measure fewer dev rows; one takes
+  place in any case, and the plan warns.
+- Inf-DDS has a budget by default, unless it is told how often to measure.
 - Rounds start after the warm-up, are further apart the later they are, and never closer than `update_every`.
 - What is spent in a run, and what its plan says, is within the budget.
 """
@@ -15,13 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixfluence.errors import RecipeError
-from mixfluence.influence import Probe
+from mixfluence.influence import Probe, RoundCost
+from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM
+from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS, MultiDDS
 from mixfluence.strategies.logits import growing_intervals
+from tests.test_experiment import recipe_path
 from tests.training.test_inf_dds import MakeModel, guided_run
+
+__all__ = ["recipe_path"]
+
+
+def costs(round_: float, first: float | None = None) -> RoundCost:
+    return RoundCost(lambda _: round_, lambda _: round_ if first is None else first)
 
 
 @given(first=st.integers(1, 500), end=st.integers(501, 20_000), count=st.integers(1, 60), least=st.integers(1, 300))
@@ -39,7 +48,7 @@ def test_intervals_grow_and_keep_their_distance(first: int, end: int, count: int
 @pytest.mark.parametrize("strategy", [InfDDS(budget=0.25), MultiDDS(budget=0.25)], ids=["inf-dds", "multidds"])
 def test_rounds_cost_no_more_than_the_budget(strategy: InfDDS) -> None:
     strategy.start({"a": 100, "b": 100})
-    strategy.space_rounds(18.0, 400)
+    strategy.space_rounds(costs(18.0), 400)
     due = [step for step in range(1, 400) if strategy.due(step, 1.0)]
     assert due[0] == strategy.warmup_steps
     assert len(due) == 5
@@ -50,15 +59,38 @@ def test_rounds_cost_no_more_than_the_budget(strategy: InfDDS) -> None:
 def test_without_a_budget_nothing_changes() -> None:
     strategy = InfDDS(update_every=10, warmup_steps=5)
     strategy.start({"a": 100, "b": 100})
-    strategy.space_rounds(1e9, 50)
+    strategy.space_rounds(costs(1e9), 50)
     assert [step for step in range(1, 50) if strategy.due(step, 1.0)] == [5, 15, 25, 35, 45]
 
 
-def test_a_budget_below_one_round_is_refused() -> None:
-    strategy = InfDDS(budget=0.1)
+def test_fewer_rows_are_measured_if_two_rounds_would_not_fit() -> None:
+    strategy = InfDDS(budget=0.25)
     strategy.start({"a": 100, "b": 100})
-    with pytest.raises(RecipeError, match=r"strategy\.budget.*inner_steps"):
-        strategy.space_rounds(50.0, 400)
+    # 10 steps and the cost of the rows: 128 cost 74 steps, 32 cost 26.
+    by_rows = RoundCost(lambda rows: 10 + rows / 2, lambda rows: 10 + rows / 2)
+    assert strategy.space_rounds(by_rows, 1000) == 128
+    assert strategy.space_rounds(by_rows, 400) == 64
+    assert strategy.space_rounds(by_rows, 240) == 32
+    assert [step for step in range(1, 240) if strategy.due(step, 1.0)] == [25, 75]
+    # One round in any case.
+    assert strategy.space_rounds(by_rows, 40) == 16
+    assert [step for step in range(1, 40) if strategy.due(step, 1.0)] == [25]
+
+
+def test_a_plan_warns_if_one_round_exceeds_the_budget(recipe_path: Path) -> None:
+    def warnings(more: str) -> list[str]:
+        recipe = load_recipe(recipe_path, [f"strategy={{name: inf-dds, warmup_steps: 2, {more}}}"])
+        return [concern for concern in plan_run(recipe).concerns if "budget" in concern]
+
+    assert len(warnings("budget: 0.01")) == 1
+    assert warnings("budget: 10.0") == warnings("update_every: 2") == []
+
+
+def test_a_budget_is_the_default_of_inf_dds_alone() -> None:
+    assert (InfDDS().budget, InfDDS(update_every=50).budget, InfDDS(preset="paper").budget) == (0.25, None, None)
+    assert InfDDS(update_every=50, budget=0.1).budget == 0.1
+    assert InfDDS(budget=None).budget is None
+    assert MultiDDS().budget is None
 
 
 def test_a_run_spends_what_its_budget_allows(make_static: MakeModel, tmp_path: Path) -> None:
@@ -66,7 +98,7 @@ def test_a_run_spends_what_its_budget_allows(make_static: MakeModel, tmp_path: P
     free = guided_run(make_static(), tmp_path / "free", InfDDS(**options, probe=Probe(dev_batch_size=8)))
     steps = free.state.max_steps
     assert free.probing is not None
-    cost = free.probing._round_cost()
+    cost = free.probing._round_cost(8)
     assert cost > 0
     budget = 2.5 * cost / steps
     strategy = InfDDS(**options, budget=budget, probe=Probe(dev_batch_size=8))

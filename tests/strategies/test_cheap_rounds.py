@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfluence.errors import RecipeError
 from mixfluence.influence import Influences, Probe
 from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM, Fair, Vector, Weights
@@ -24,6 +23,7 @@ from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS
 from tests.policy.test_fair import measured
+from tests.strategies.test_budget import costs
 from tests.test_experiment import recipe_path
 from tests.training.test_inf_dds import MakeModel, guided_run
 
@@ -135,8 +135,6 @@ def test_the_plan_counts_the_first_round_and_a_budget_pays_for_it(recipe_path: P
     assert planned(", subset: 2, subset_by: need") == planned()
     strategy = InfDDS(budget=0.25, subset=2, subset_by="need")
     strategy.start(SIZES)
-    strategy.space_rounds(10.0, 400, 30.0)
+    strategy.space_rounds(costs(10.0, first=40.0), 400)
     due = [step for step in range(1, 400) if strategy.due(step, 1.0)]
     assert len(due) * 10 + 30 <= 100
-    with pytest.raises(RecipeError, match=r"strategy\.budget: measuring once costs 120"):
-        strategy.space_rounds(10.0, 400, 110.0)

@@ -350,7 +350,8 @@ def scored_target() -> RowSet:
 def test_every_metric_tells_the_right_dataset_from_the_shuffled(
     make_static: MakeModel, tmp_path: Path, metric: Metric | Literal["training-loss"]
 ) -> None:
-    strategy = Frozen(init=UNIFORM, update_every=4, warmup_steps=4, probe=Probe(metric=metric, learning_rate=0.01))
+    probe = Probe(metric=metric, learning_rate=0.01)
+    strategy = Frozen(init=UNIFORM, update_every=4, warmup_steps=4, inner_steps=3, probe=probe)
     trainer = guided_run(make_static(), tmp_path, strategy, dev_dataset={"target": scored_target()})
     measured = influences(trainer)
     assert len(measured) == 4
@@ -381,7 +382,7 @@ def test_the_metric_says_which_way_is_better(make_static: MakeModel, tmp_path: P
 def test_accumulation_does_not_scale_the_gradient_of_a_probe(make_static: MakeModel, tmp_path: Path) -> None:
     measured = []
     for accumulation in (1, 4):
-        strategy = Frozen(**EVERY_STEP, inner_steps=1, probe=Probe(learning_rate=1.0))
+        strategy = Frozen(**EVERY_STEP, inner_steps=1, probe=Probe(state="inherited", learning_rate=1.0))
         # A step so small that both runs probe the same model, without a state that would differ.
         options = {"learning_rate": 1e-12, "optim": "sgd", "gradient_accumulation_steps": accumulation}
         options["max_grad_norm"] = 0.0
@@ -624,7 +625,7 @@ def test_the_trace_tells_what_was_measured_and_what_came_of_it(make_static: Make
 
 
 def test_new_probabilities_hold_from_one_round_to_the_next(make_static: MakeModel, tmp_path: Path) -> None:
-    strategy = InfDDS(update_every=3, warmup_steps=2, freeze_below=0.0)
+    strategy = InfDDS(preset="thorough", update_every=3, warmup_steps=2, freeze_below=0.0)
     trainer = small_run(make_static(), tmp_path, strategy, max_steps=12)
     told = {entry["step"]: {name: entry[f"sampling/{name}"] for name in pool()} for entry in logs(trainer)}
     in_force = pytest.approx({"near": 30 / 48, "far": 18 / 48})
@@ -643,10 +644,10 @@ def test_new_probabilities_hold_from_one_round_to_the_next(make_static: MakeMode
 @pytest.mark.parametrize(
     ("probe", "reptile", "sizes"),
     [
-        (Probe(), None, 3),
-        (Probe(snapshot="cpu"), None, 3),
-        (Probe(), Reptile(), 4),
-        (Probe(state="momentum-free"), None, 1),
+        (Probe(state="inherited"), None, 3),
+        (Probe(state="inherited", snapshot="cpu"), None, 3),
+        (Probe(state="inherited"), Reptile(), 4),
+        (Probe(), None, 1),
         (Probe(state="momentum-free"), Reptile(), 2),
     ],
 )

@@ -112,4 +112,5 @@ def _updates(stage: StagePlan) -> str:
     first = f", the first {stage.update_cost + stage.first_extra:.1f}" if stage.first_extra else ""
     added = f"(+{most}{stage.measuring_cost / stage.steps:.0%})"
     each = f"each {most}{stage.update_cost:.1f} training steps{first} {added}"
-    return f"{stage.updates:,} updates from step {stage.first_update:,} on, {each}"
+    rows = f"on {most}{stage.dev_batch_size:,} rows of each dev set"
+    return f"{stage.updates:,} updates from step {stage.first_update:,} on, {each}, {rows}"

@@ -20,6 +20,7 @@ from .settings import (
     Probing,
     Projection,
     Reptile,
+    RoundCost,
     refuse_without_moments,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "Probing",
     "Projection",
     "Reptile",
+    "RoundCost",
     "distillation_metric",
     "embed_columns",
     "info_nce_metric",

@@ -78,7 +78,7 @@ def refuse_without_moments(optimizer: Optimizer) -> None:
     if not adam or (optimizer.state and not any("exp_avg_sq" in state for state in optimizer.state.values())):
         raise RecipeError(
             "momentum-free probes and preconditioned gradients need an optimizer with second moments such as AdamW, "
-            f"found {type(optimizer).__name__}"
+            f"found {type(optimizer).__name__}; probe.state: inherited works with any"
         )
 
 
@@ -150,8 +150,9 @@ class Probe(Measurement):
     """Train on a dataset for a few steps, measure the dev sets, and roll back.
 
     Attributes:
-        state: `inherited`: steps of the run's own optimizer, momentum included, as in the paper; `momentum-free`:
-            steps that depend on the dataset alone and need no copy of the optimizer's state.
+        state: `momentum-free`: Adam's steps without its momentum, which depend on the dataset alone and need no copy
+            of the optimizer's state; `inherited`: steps of the run's own optimizer, as in the paper, whose first ones
+            mostly continue the direction of training. Optimizers other than those of the Adam family need it.
         learning_rate: That of the schedule (`current`), or a number.
         aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
@@ -162,7 +163,8 @@ class Probe(Measurement):
     """
 
     alone = True
-    state: Literal["inherited", "momentum-free"] = "inherited"
+    state: Literal["inherited", "momentum-free"] = "momentum-free"
+    dev_batch_size: BatchSize = 128
     learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
     snapshot: Literal["device", "cpu"] = "device"
     reliability: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -173,9 +175,12 @@ class Probe(Measurement):
         return Prober(learner, self, metric, reptile)
 
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
-        """Steps on every dataset, and a dev evaluation before them and after each; processes divide the datasets."""
+        """Steps on every dataset, and a dev evaluation before them and after each; processes divide the datasets.
+
+        Fewer dev rows than a probe's batch count as one: on a GPU a small forward pass takes as long.
+        """
         own = math.ceil(datasets / processes)
-        return own * steps * batch + (own + 1) * dev * FORWARD
+        return own * steps * batch + (own + 1) * max(batch, dev) * FORWARD
 
     def memory(self, reptile: Reptile | None) -> float:
         snapshot = 0.0 if self.snapshot == "cpu" else 3.0 if self.state == "inherited" else 1.0
@@ -218,6 +223,19 @@ class Projection(Alignment):
     """Project the gradient of a dataset on the sum of the targets' gradients, where a long one counts more (DoGE)."""
 
     score = "projection"
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The cost of rounds in training steps, by the most rows of a target that they measure."""
+
+    usual: Callable[[int], float]
+    first: Callable[[int], float]
+
+    def affordable(self, rows: int, most: float) -> int:
+        """Return how many rounds cost no more than so many steps together."""
+        usual = self.usual(rows)
+        return max(0, int((most - self.first(rows) + usual) / usual))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ class Evidence:
     The dev queries are a sample: with `shrink`, a contrast is trusted by the share of the spread that standard errors
     do not explain (empirical Bayes). The training batches of a probe are a sample too, which only the agreement of
     successive rounds shows: with `gate`, the gate opens as their correlation, over the whole run, exceeds chance, and
-    is fully open at twice its standard deviation. While it is closed, probabilities stay at the start.
+    is fully open at twice its standard deviation. It starts half open, and this prior counts as much as one comparison
+    of two rounds: without it, a run of few rounds stays closed by chance. While the gate is closed, probabilities stay
+    at the start.
 
     Datasets that have the same number in `groups` are clusters of one dataset: with `shrink` they share evidence, and
     a reward also has those that were not measured, if a sibling was.
@@ -105,6 +107,10 @@ class Evidence:
         both = sorted(now.keys() & self._last.keys())
         before, after = (np.array([values[dataset] for dataset in both]) for values in (self._last, now))
         self._last.update(now)
+        if not self._comparisons:
+            # The prior: a comparison that was one standard deviation above chance.
+            self._comparisons = float((len(now) - 1) * len(next(iter(now.values()))))
+            self._agreed = math.sqrt(self._comparisons)
         if len(both) < 2:
             return
         for first, second in zip(before.T, after.T, strict=True):

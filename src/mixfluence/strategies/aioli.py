@@ -60,7 +60,7 @@ class Aioli(ArmStrategy):
     block_steps: Count = 4
     step: Positive = 0.3
     memory: Fraction | None = None
-    probe: Probe = Field(default_factory=Probe)
+    probe: Probe = Field(default_factory=lambda: Probe(state="inherited", dev_batch_size=256))
     freeze_below: Share = 0.1
     floor: Share = 0.0
 

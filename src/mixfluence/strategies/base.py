@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -23,7 +24,7 @@ from mixfluence.schema import Positive, Section
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.influence import Influences
+    from mixfluence.influence import Influences, RoundCost
     from mixfluence.recipe import ModelSection, Recipe, TrainingSection
 
 FINAL = "final"
@@ -225,8 +226,14 @@ class Strategy(Section):
         """
         return False
 
-    def space_rounds(self, cost: float, steps: int, extra: float = 0.0) -> None:
-        """Take the cost of a round and what the first one costs more, in training steps, before a run."""
+    def measuring_limit(self, steps: int) -> float:
+        """Return the most that measuring should cost in a run of so many steps, in training steps."""
+        return inf
+
+    def space_rounds(self, cost: RoundCost, steps: int) -> int:
+        """Decide, before a run of so many steps, when to measure; return the most rows of each target per round."""
+        assert self.probing is not None
+        return self.probing.method.dev_batch_size
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from mixfluence.errors import RecipeError
 from mixfluence.policy import (
     PROPORTIONAL,
     Arms,
@@ -26,7 +26,13 @@ from mixfluence.strategies.base import Strategy, check_faiss
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
+    from mixfluence.influence import RoundCost
     from mixfluence.recipe import ModelSection
+
+
+# To fit so many rounds into a budget, each measures fewer rows of a target, down to this many.
+LEAST_ROUNDS = 2
+LEAST_ROWS = 16
 
 
 class ArmStrategy(Strategy):
@@ -85,7 +91,9 @@ class LogitStrategy(ArmStrategy):
         update_every: Steps between updates.
         warmup_steps: Steps before the first update.
         budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
-            fewer and further apart the later they are: early ones act on more of the run.
+            fewer and further apart the later they are, because early ones act on more of the run, and at least
+            `update_every` steps apart. If not even two fit, they measure fewer dev rows, down to 16 of each target. At
+            least one takes place; `plan` warns if it exceeds the budget.
         freeze_below: No update while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset.
     """
@@ -109,16 +117,21 @@ class LogitStrategy(ArmStrategy):
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)
 
-    def space_rounds(self, cost: float, steps: int, extra: float = 0.0) -> None:
+    def measuring_limit(self, steps: int) -> float:
+        return inf if self.budget is None else self.budget * steps
+
+    def space_rounds(self, cost: RoundCost, steps: int) -> int:
+        rows = super().space_rounds(cost, steps)
         if self.budget is None:
-            return
-        allowed = int((self.budget * steps - extra) / cost)
-        if allowed < 1:
-            once = f"measuring once costs {cost + extra:.0f} steps, more than {self.budget:g} of {steps}"
-            raise RecipeError(
-                f"strategy.budget: {once}; raise the budget, lower inner_steps or dev_batch_size, or measure a subset"
-            )
-        self._rounds_at = growing_intervals(max(1, self.warmup_steps), steps, allowed, least=self.update_every)
+            return rows
+        limit = self.measuring_limit(steps)
+        while (allowed := cost.affordable(rows, limit)) < LEAST_ROUNDS and rows > LEAST_ROWS:
+            rows = max(LEAST_ROWS, rows // 2)
+        # Linear decay reaches `freeze_below` at about this step.
+        end = int((1 - self.freeze_below) * steps)
+        first, count = max(1, self.warmup_steps), max(1, allowed)
+        self._rounds_at = growing_intervals(first, end, count, least=self.update_every)
+        return rows
 
     def due(self, step: int, relative_rate: float) -> bool:
         if self.budget is not None:
@@ -139,15 +152,22 @@ class LogitStrategy(ArmStrategy):
 
 
 def growing_intervals(first: int, end: int, count: int, *, least: int) -> list[int]:
-    """Return at most `count` numbers from `first` to below `end`, each a fixed multiple of the one before.
+    """Return at most `count` numbers from `first` to below `end`, each the same multiple of the one before.
 
-    They are at least `least` apart, so that fewer may fit.
+    They are at least `least` apart, so that fewer may fit. The multiple is the one that would put another at `end`.
     """
-    growth = (end / first) ** (1 / count)
-    found = [first]
-    while len(found) < count and (next_ := max(found[-1] + least, round(found[-1] * growth))) < end:
-        found.append(next_)
-    return found
+
+    def numbers(growth: float) -> list[float]:
+        found = [float(first)]
+        for _ in range(count):
+            found.append(max(found[-1] + least, found[-1] * growth))
+        return found
+
+    low, high = 1.0, max(1.0, end / first)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if numbers(middle)[-1] < end else (low, middle)
+    return [first, *(int(number) for number in numbers(low)[1:-1] if number < end)]
 
 
 def at_interval(step: int, every: int, after: int) -> bool:

@@ -27,6 +27,7 @@ from mixfluence.influence import (
     Meter,
     Piece,
     Probe,
+    RoundCost,
     relative_rate,
     resolve_metric,
 )
@@ -105,9 +106,10 @@ class ProbeRunner:
     def start(self) -> None:
         """Prepare for the first round, once the trainer has its optimizer; refuse one that probes cannot work with."""
         self._learner = TrainerLearner(self._trainer, alone=self._probe.alone)
-        cost = self._round_cost()
-        extra = self._round_cost(first=True) - cost
-        self._strategy.space_rounds(cost, self._trainer.state.max_steps, extra)
+        cost = RoundCost(self._round_cost, partial(self._round_cost, first=True))
+        most = self._strategy.space_rounds(cost, self._trainer.state.max_steps)
+        self._most_rows = {name: min(most, rows) for name, rows in self._most_rows.items()}
+        self._dev_sizes = {name: min(most, rows) for name, rows in self._dev_sizes.items()}
         self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
         if self._strategy.guards and not self._trainer.resumed:
             self._strategy.update(self._measure([], lambda _: (), self._open_dev()))
@@ -184,12 +186,12 @@ class ProbeRunner:
             for number, (name, rows) in enumerate(datasets.items())
         ]
 
-    def _round_cost(self, *, first: bool = False) -> float:
-        """Return the cost of a round in training steps, with as many dev rows as there may be."""
+    def _round_cost(self, most: int, *, first: bool = False) -> float:
+        """Return the cost of a round in training steps, with at most so many rows of each target."""
         args, probing, possible = self._trainer.args, self._probing, self._strategy.candidates()
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps
         batch = float(np.array(self._batch_sizes)[possible].mean()) / self._world if len(possible) else 0.0
-        dev = sum(self._most_rows.values()) / rows_per_step
+        dev = sum(min(most, rows) for rows in self._most_rows.values()) / rows_per_step
         measured = probing.measured(len(possible), first=first)
         return self._probe.round_cost(measured, batch / rows_per_step, probing.steps, dev, args.world_size)
 
