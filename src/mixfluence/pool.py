@@ -11,6 +11,7 @@ from mixfluence import runs
 from mixfluence.build import build_model
 from mixfluence.clustering.arms import read_arms, write_arms
 from mixfluence.data.reading import Data
+from mixfluence.data.rows import RowSet
 from mixfluence.encoders import load_encoder
 from mixfluence.inputs import INPUTS_FILE
 from mixfluence.policy.initial import read_weights, write_weights
@@ -27,7 +28,7 @@ def select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dic
     with watch("select"), PartialState().main_process_first():
         train, selected = select_rows(
             data.train,
-            data.dev,
+            targets_of(recipe, data),
             build_model(recipe.model),
             keep=recipe.select.keep,
             batch_size=recipe.training.batch_size,
@@ -35,6 +36,11 @@ def select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dic
             prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
         )
     return replace(data, train=train), selected
+
+
+def targets_of(recipe: Recipe, data: Data) -> dict[str, RowSet]:
+    """Return the dev sets that the run is for: those that are not guards."""
+    return {name: rows for name, rows in data.dev.items() if name not in recipe.strategy.guards}
 
 
 def find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool) -> Strategy:
@@ -51,7 +57,7 @@ def find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: boo
         with watch("cluster"):
             named = strategy.similar.encoder
             encoder = load_encoder(named) if named else build_model(recipe.model)
-            shares = similar_shares(data.train, data.dev, encoder)
+            shares = similar_shares(data.train, targets_of(recipe, data), encoder)
         write_weights(file, shares)
     processes.wait_for_everyone()
     return strategy.starting_from(read_weights(file))
@@ -70,7 +76,8 @@ def divide(
             found = read_arms(data.train, stored)
         else:
             least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
-            found = strategy.divide(data.train, data.dev, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+            targets = targets_of(recipe, data)
+            found = strategy.divide(data.train, targets, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
             if found.numbers is not None and processes.is_main_process:
                 write_arms(stored, found.numbers)
     # A cluster of several datasets has their common prompts; the recipe was checked for that.

@@ -69,7 +69,8 @@ def read_data(recipe: Recipe) -> Data:
         if recipe.halves:
             dev = {name: guiding_half(name, rows) for name, rows in dev.items()}
             tasks = [selecting_half(task) for task in tasks]
-        selection = [task.sample_corpus(recipe.selection.corpus) for task in tasks]
+        targets = [task for task in tasks if task.name not in recipe.strategy.guards]
+        selection = [task.sample_corpus(recipe.selection.corpus) for task in targets]
     return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps, samples)
 
 

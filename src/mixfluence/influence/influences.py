@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -41,6 +41,12 @@ class Influences:
     _combined: dict[Aggregate, tuple[Array, Array]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def of(self, targets: Iterable[str]) -> Influences:
+        """Return the influences on some of the dev sets, in the given order."""
+        places = [self.targets.index(target) for target in targets]
+        names, gains = [self.targets[place] for place in places], [self.gains[place] for place in places]
+        return replace(self, targets=names, base=self.base[places], gains=gains)
 
     def on_targets(self) -> Array:
         """Return the influence of every probed dataset on every target."""

@@ -14,6 +14,7 @@ from mixfluence.policy.bounds import softmax as softmax
 from mixfluence.policy.evidence import Evidence as Evidence
 from mixfluence.policy.evidence import Reward as Reward
 from mixfluence.policy.fair import Fair as Fair
+from mixfluence.policy.guard import Guards as Guards
 from mixfluence.policy.initial import PROPORTIONAL as PROPORTIONAL
 from mixfluence.policy.initial import UNIFORM as UNIFORM
 from mixfluence.policy.initial import Initial as Initial

@@ -65,12 +65,19 @@ class Fair(Rule):
             kept *= self.memory**learned
         total[reward.probed] += reward.trust * values
         weight[reward.probed] += reward.trust
-        if not reward.gate:
-            return np.array(self._start)
-        means = total / (START_WEIGHT + weight)
-        if shape[1] == 1:
-            return np.asarray(self._start + REACH * reward.gate * means[:, 0])
-        return fair_mixture(self._start, np.maximum(means, 0.0), self.pull / reward.gate)
+        return self._solve(self._start, reward.gate)
+
+    def shifted(self, logits: Vector, shift: Vector, gate: float) -> Vector:
+        """Solve again from a start with `shift` added; targets then bargain about what guards leave."""
+        return self._solve(self._start + shift, gate) if self._state else np.asarray(logits + shift)
+
+    def _solve(self, start: Vector, gate: float) -> Vector:
+        if not gate:
+            return np.array(start)
+        means = self._state["total"] / (START_WEIGHT + self._state["weight"])
+        if means.shape[1] == 1:
+            return np.asarray(start + REACH * gate * means[:, 0])
+        return fair_mixture(start, np.maximum(means, 0.0), self.pull / gate)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the matrix."""

@@ -39,6 +39,10 @@ class Rule(Section):
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Return the logits after a round of measurements."""
 
+    def shifted(self, logits: Vector, shift: Vector, gate: float) -> Vector:
+        """Return what `move` would have returned, instead of `logits`, had `shift` been added to the start."""
+        return np.asarray(logits + shift)
+
     def state_dict(self) -> dict[str, list[float]]:
         """Return the state of the rule as JSON values."""
         return {name: values.tolist() for name, values in self._state.items()}

@@ -101,6 +101,19 @@ class Comparison:
         """Return the average over test sets; None if the group lacks one of them."""
         return group.average(self.averaged, self.measure)
 
+    @cached_property
+    def guards(self) -> tuple[str, ...]:
+        """Test sets that are named like a guard of one of the groups."""
+        names = {name for group in self.groups for name in group.recipe.strategy.guards}
+        return tuple(test for test in self.averaged if test in names)
+
+    def kept(self, group: Group) -> float | None:
+        """Return the mean score on the guards minus that of the start, negative if a trained model forgot."""
+        model = group.recipe.model.name
+        starts = (row for row in self.rows if row.runs[0].untrained == "zero-shot" and row.recipe.model.name == model)
+        start, own = (row and row.average(self.guards, self.measure) for row in (next(starts, None), group))
+        return own.mean - start.mean if own and start and not group.runs[0].untrained else None
+
     def cost(self, group: Group) -> float | None:
         """Return the mean hours of a run; None if nothing was trained or the run has not finished."""
         hours = group.hours(self.on_gpu)

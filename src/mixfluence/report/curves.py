@@ -144,13 +144,17 @@ def dev_evals(run: Run) -> dict[str, Points]:
 
 
 def matrix(trace: Sequence[TraceLine]) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """Return dataset -> target -> mean influence over the last rounds, and its standard error if there are several."""
-    rounds = [update["on_targets"] for line in trace if (update := line.get("update", {})).get("on_targets")]
+    """Return dataset -> target -> mean influence over the last rounds, and its standard error if there are several.
+
+    Targets that are guards say so.
+    """
+    rounds = [update for line in trace if (update := line.get("update", {})).get("on_targets")]
     values: dict[str, dict[str, list[float]]] = {}
-    for on_targets in rounds[-LAST_ROUNDS:]:
-        for target, own in on_targets.items():
+    for update in rounds[-LAST_ROUNDS:]:
+        for target, own in update["on_targets"].items():
+            name = f"{target} (guard)" if target in update.get("guards", {}) else target
             for dataset, value in own.items():
-                values.setdefault(dataset, {}).setdefault(target, []).append(value)
+                values.setdefault(dataset, {}).setdefault(name, []).append(value)
     return {
         dataset: {
             target: (fmean(found), stdev(found) / len(found) ** 0.5 if len(found) > 1 else None)

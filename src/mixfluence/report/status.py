@@ -162,7 +162,16 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
             yield "probing", f"{duration(probing)}, {probing / (seconds - probing):.0%} on top of training"
         if status.state == "training":
             yield "left", duration(status.left or 0.0)
+    yield from _guard_facts(status)
     if status.checkpoint is not None:
         yield "checkpoint", f"step {status.checkpoint:,}"
     if run.finished:
         yield "model", f"from step {run.record['selected_step']:,}"
+
+
+def _guard_facts(status: Status) -> Iterator[tuple[str, str]]:
+    updates = [line["update"] for line in status.trace if "guards" in line.get("update", {})]
+    for name, facts in updates[-1]["guards"].items() if updates else ():
+        change = f"{abs(facts['worse']):.1%} {'worse' if facts['worse'] > 0 else 'better'} than at the start"
+        acting = ", changes the mixture" if facts["push"] else ""
+        yield "guard", f"{name}: {change}, {status.run.recipe.strategy.guards[name]:.1%} allowed{acting}"

@@ -65,6 +65,9 @@ def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:
             text += f" ± {score.spread:.1f}" if score and score.spread is not None else ""
             cells.append(Cell(text, score is not None and round(score.mean, 1) == best, mark))
         columns.append(Column(head or "average", tuple(cells)))
+    kept = [comparison.kept(group) for group in groups]
+    if any(value is not None for value in kept):
+        columns.append(numbers("guards vs start", [MISSING if value is None else _signed(value) for value in kept]))
     return Sheet(f"{comparison.measure.upper()} × 100{spread}", tuple(columns), len(keys))
 
 
@@ -215,6 +218,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
         "train": list(group.recipe.train),
         "dev": list(group.recipe.dev),
         "average": facts(comparison.average(group)),
+        "guards_vs_start": comparison.kept(group),
         "tests": {name: facts(score) for name, score in group.scores(comparison.measure).items()},
         "cost": {**group.hours(comparison.on_gpu), **cost},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
@@ -127,12 +127,25 @@ class Strategy(Section):
         """How each dataset is cut into arms; None for a strategy that draws datasets or clusters of the pool."""
         return None
 
+    @property
+    def guards(self) -> Mapping[str, float]:
+        """Dev sets that are not targets, and the share of its metric that each may lose."""
+        return {}
+
+    def check_guards(self, dev: Collection[str]) -> None:
+        """Raise a ValueError if a guard is not a dev set, or if no dev set is left as a target."""
+        if unknown := [name for name in self.guards if name not in dev]:
+            raise ValueError(f"strategy.guard.{unknown[0]}: expected one of the dev sets {', '.join(dev)}")
+        if self.guards and len(self.guards) == len(dev):
+            raise ValueError("strategy.guard: needs at least one other dev set as the target")
+
     def check(self, recipe: Recipe) -> None:
         """Raise a ValueError if the strategy cannot work in a recipe."""
         if self.needs_dev and not recipe.dev:
             raise ValueError(f"strategy: {self.name} needs at least one dev set")
         if self.similar and not recipe.dev:
             raise ValueError("strategy.init: similar needs at least one dev set")
+        self.check_guards(recipe.dev)
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         """Return the training runs of the method, in order."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
-from mixfluence.policy import RULES, Evidence, Fair, Rule, Vector
+from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule, Vector, logits_from_json, logits_to_json
 from mixfluence.policy.arms import siblings
-from mixfluence.schema import BatchSize, Positive, Share, registered
+from mixfluence.schema import BatchSize, NonNegative, Positive, Share, registered
 from mixfluence.strategies.logits import LogitStrategy
 
 if TYPE_CHECKING:
@@ -77,6 +77,9 @@ class InfDDS(LogitStrategy):
         reptile: Let the model follow its probes; None (`off`) to roll back exactly.
         shrink: Shrink influences by their standard errors.
         gate: Move little while successive rounds do not agree.
+        guard: Dev sets that are not targets, and the share of its metric that each may lose since the start of the
+            run, such as `{general: 0.02}`. They are measured as targets are, on the same rows in every round. A
+            mixture that is expected to cost more is moved towards the datasets that spare them.
     """
 
     title = "Inf-DDS"
@@ -92,6 +95,7 @@ class InfDDS(LogitStrategy):
     shrink: bool = True
     gate: bool = True
     freeze_below: Share = 0.1
+    guard: dict[str, NonNegative] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -106,6 +110,16 @@ class InfDDS(LogitStrategy):
             data = {**preset, **data, **merged, "preset": None}
         return {"budget": None, **data} if "update_every" in data else data
 
+    @model_validator(mode="after")
+    def _no_reptile_with_guards(self) -> Self:
+        if self.guard and self.reptile:
+            raise ValueError("guard: needs reptile off, the model would follow probes that harm it")
+        return self
+
+    @property
+    def guards(self) -> Mapping[str, float]:
+        return self.guard
+
     @property
     def probing(self) -> Probing:
         by_need = self.subset_by == "need"
@@ -117,11 +131,18 @@ class InfDDS(LogitStrategy):
         groups = siblings(sizes) if self.arms else None
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate, groups=groups)
         self._need = np.zeros(len(sizes))
+        # What the rule found, before guards change it.
+        self._unguarded = self._logits
+        self._guards = Guards(self.guard, len(sizes), self.update_every / max(1, self.inner_steps))
 
     def urgency(self) -> Vector | None:
         return self._need if self.subset_by == "need" else None
 
     def update(self, influences: Influences) -> dict[str, Any]:
+        if self.guard:
+            own = influences.of(self.guard)
+            self._guards.observe(own.probed, own.base, own.on_targets(), own.sign)
+            influences = influences.of(target for target in influences.targets if target not in self.guard)
         if self.subset_by == "need":
             # Half of the probes go to all datasets in turn, half to those that are likely.
             self._need = self._need + self.weights() + 1 / len(self._need)
@@ -130,17 +151,24 @@ class InfDDS(LogitStrategy):
         values, errors = influences.combine(self.probe.aggregate)
         judged = (influences.on_targets(), influences.errors()) if self.rule.by_target else (values, errors)
         reward = self._evidence.judge(influences.probed, *judged)
-        self._logits = self.rule.move(self._logits, reward)
+        self._logits = self._unguarded = self.rule.move(self._unguarded, reward)
+        if self.guard:
+            self._logits = self._guards.hold(
+                self._unguarded, lambda shift: self.rule.shifted(self._unguarded, shift, reward.gate)
+            )
         # With arms, a reward also has what siblings tell of those that were not measured.
         trust = reward.trust[np.isin(reward.probed, influences.probed)]
         trust = trust.mean(axis=1) if self.rule.by_target else trust
         # A noisy answer settles less, but none may be asked for again and again.
         self._need[influences.probed] *= (1 - trust) / 2
         facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": trust.tolist()}
-        return {**facts, "gate": reward.gate}
+        guards = {"guards": self._guards.facts()} if self.guard else {}
+        return {**facts, "gate": reward.gate, **guards}
 
     def state_dict(self) -> dict[str, Any]:
         own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict(), "need": self._need.tolist()}
+        if self.guard:
+            own |= {"guards": self._guards.state_dict(), "unguarded": logits_to_json(self._unguarded)}
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,6 +176,10 @@ class InfDDS(LogitStrategy):
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])
         self._need = np.array(state["need"])
+        self._unguarded = self._logits
+        if self.guard:
+            self._unguarded = logits_from_json(state["unguarded"])
+            self._guards.load_state_dict(state["guards"])
 
 
 def _mergeable(first: Any, second: Any) -> bool:

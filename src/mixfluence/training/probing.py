@@ -31,6 +31,7 @@ from mixfluence.influence import (
     relative_rate,
     resolve_metric,
 )
+from mixfluence.influence.settings import Batches
 from mixfluence.training.batches import Collate, MixtureRows, dev_negatives_per_row
 from mixfluence.training.sampler import batch_sizes, data_seed
 from mixfluence.training.streams import Rows, RowStream, mix, permuted, restore, shard
@@ -111,6 +112,8 @@ class ProbeRunner:
         self._most_rows = {name: min(most, rows) for name, rows in self._most_rows.items()}
         self._dev_sizes = {name: min(most, rows) for name, rows in self._dev_sizes.items()}
         self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
+        if self._strategy.guards and not self._trainer.resumed:
+            self._strategy.update(self._measure([], lambda _: (), self._open_dev()))
 
     def update(self) -> dict[str, Any]:
         """Run a round, update the strategy with it, and return what the trace says about it."""
@@ -152,21 +155,20 @@ class ProbeRunner:
             for rows in drawn[dataset]:
                 yield self._collate(self._rows.batch(dataset, shard(rows, self._rank, self._world)))
 
-        # The Trainer sums up the components of a loss whenever it is computed.
-        components = copy.deepcopy(self._trainer.accum_loss_components)
-        with self._learner.detached():
-            influences = self._meter.measure(
-                chosen,
-                batches,
-                self._dev_batches(self._dev_streams if chosen else self._open_dev()),
-                seed=mix(self._seed, DROPOUT, self._rounds) >> 1,
-                spread=self._spread,
-            )
-        self._trainer.accum_loss_components = components
+        influences = self._measure(chosen, batches, self._dev_streams if chosen else self._open_dev())
         self._spread = influences.spread(self._probe.aggregate) or self._spread
         self._rounds += 1
         self._resize(influences)
         return influences
+
+    def _measure(self, chosen: Sequence[int], batches: Batches, dev: Sequence[RowStream]) -> Influences:
+        # The Trainer sums up the components of a loss whenever it is computed.
+        components = copy.deepcopy(self._trainer.accum_loss_components)
+        seed = mix(self._seed, DROPOUT, self._rounds) >> 1
+        with self._learner.detached():
+            found = self._meter.measure(chosen, batches, self._dev_batches(dev), seed=seed, spread=self._spread)
+        self._trainer.accum_loss_components = components
+        return found
 
     def _resize(self, influences: Influences) -> None:
         """Let the rows of each target follow from how clear its influences were, by at most a factor of 2."""
@@ -174,6 +176,8 @@ class ProbeRunner:
             return
         enough = influences.enough_rows(self._reliability)
         for (name, size), wanted in zip(self._dev_sizes.items(), enough.tolist(), strict=True):
+            if name in self._strategy.guards:
+                continue
             changed = math.ceil(min(max(wanted, size / 2), 2 * size))
             self._dev_sizes[name] = min(max(changed, LEAST_ROWS), self._most_rows[name])
 
@@ -207,8 +211,10 @@ class ProbeRunner:
     def _dev_batches(self, streams: Sequence[RowStream]) -> list[DevBatch]:
         """Draw rows of every dev set, in pieces of at most a training batch, which is known to fit in memory."""
         batches = []
+        # Guards are compared with the start, and so need the same rows in every round.
+        same = self._open_dev() if self._strategy.guards else streams
         for number, (name, size) in enumerate(self._dev_sizes.items()):
-            rows = streams[number].take(size)
+            rows = (same if name in self._strategy.guards else streams)[number].take(size)
             pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
             inputs = [self._learner.place(self._collate(self._dev_rows.batch(number, piece))) for piece in pieces]
             batches.append(DevBatch(name, [Piece(*self._trainer.collect_features(piece)) for piece in inputs]))

@@ -100,6 +100,10 @@ class MixtureMixin(BaseTrainer):
         self.strategy = build_strategy(strategy)
         if self.strategy.probing and not self.dev:
             raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
+        try:
+            self.strategy.check_guards(self.dev or {})
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
         self.strategy.start(self.mixture.sizes)
         self.initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
