@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mixfluence.data.documents import Kind, Split
     from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.data.rows import RowSet
     from mixfluence.recipe import Recipe
@@ -35,6 +36,7 @@ __all__ = [
     "demo_changes",
     "embed_rows",
     "holm",
+    "kinds_of_pairs",
     "merge_and_score",
     "peak_memory",
     "read_rows",
@@ -82,6 +84,13 @@ def demo_changes(target: str) -> dict[str, list[str]]:
     from mixfluence.cli.demo import SAMPLERS, pool_changes
 
     return {label: [*pool_changes(target), change.format(target=target)] for label, change in SAMPLERS.items()}
+
+
+def kinds_of_pairs(corpus: Path, split: Split) -> list[Kind]:
+    """Return the kinds of pairs that `mixfluence adapt` would train on, given the documents of a split."""
+    from mixfluence.adapt import kinds_of_pairs as find
+
+    return find(corpus, split)
 
 
 def train_recipe(recipe: Recipe) -> None:
