@@ -33,7 +33,6 @@ __all__ = [
     "Source",
     "average_difference",
     "bootstrap_interval",
-    "demo_changes",
     "embed_rows",
     "holm",
     "kinds_of_pairs",
@@ -77,13 +76,6 @@ def embed_rows(recipe: Recipe, source: Source, most: int) -> NDArray[np.float32]
     step = -(-len(rows) // most)
     taken = rows.take(range(0, len(rows), step), f"{rows.fingerprint}-every-{step}")
     return Embedder(build_model(recipe.model), "both").vectors(taken).astype("float32")
-
-
-def demo_changes(target: str) -> dict[str, list[str]]:
-    """Return the changes to the demo's recipe for each of its samplers."""
-    from mixfluence.cli.demo import SAMPLERS, pool_changes
-
-    return {label: [*pool_changes(target), change.format(target=target)] for label, change in SAMPLERS.items()}
 
 
 def kinds_of_pairs(corpus: Path, split: Split) -> list[Kind]:
