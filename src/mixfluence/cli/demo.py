@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -46,7 +46,7 @@ def write_files(target: str, folder: Path) -> tuple[Path, Path]:
     queries = [
         {"query": text, "doc_ids": list(task.qrels[id])} for id, text in zip(task.query_ids, task.queries, strict=True)
     ]
-    files = {folder / "docs.jsonl": documents, folder / "labelled.jsonl": queries[::LABELLED]}
+    files: dict[Path, list[Any]] = {folder / "docs.jsonl": documents, folder / "labelled.jsonl": queries[::LABELLED]}
     for path, records in files.items():
         with writing(path):
             write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
