@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
-demo: setup ## adapt an encoder to a library's documentation and print the table
+demo: setup ## adapt an encoder to a library's documentation and say whether it helped
 	$(BIN)/mixfluence demo
 
 test: setup lint browser ## lint, types and all tests

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mixfluence.data.documents import Kind, Split
     from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.data.rows import RowSet
     from mixfluence.recipe import Recipe
@@ -32,9 +33,9 @@ __all__ = [
     "Source",
     "average_difference",
     "bootstrap_interval",
-    "demo_changes",
     "embed_rows",
     "holm",
+    "kinds_of_pairs",
     "merge_and_score",
     "peak_memory",
     "read_rows",
@@ -77,11 +78,11 @@ def embed_rows(recipe: Recipe, source: Source, most: int) -> NDArray[np.float32]
     return Embedder(build_model(recipe.model), "both").vectors(taken).astype("float32")
 
 
-def demo_changes(target: str) -> dict[str, list[str]]:
-    """Return the changes to the demo's recipe for each of its samplers."""
-    from mixfluence.cli.demo import SAMPLERS, pool_changes
+def kinds_of_pairs(corpus: Path, split: Split) -> list[Kind]:
+    """Return the kinds of pairs that `mixfluence adapt` would train on, given the documents of a split."""
+    from mixfluence.adapt import kinds_of_pairs as find
 
-    return {label: [*pool_changes(target), change.format(target=target)] for label, change in SAMPLERS.items()}
+    return find(corpus, split)
 
 
 def train_recipe(recipe: Recipe) -> None:

@@ -20,6 +20,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.adapt import TARGET, Verdict, judge, make_recipe
+from mixfluence.cli.demo import write_files
+from mixfluence.data.pydocs import PydocsSource
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.runs import read_run
@@ -171,6 +173,22 @@ def test_documents_become_a_model_with_a_verdict(
     refused = mixfluence_here(*words, folder=workplace)
     assert refused.returncode == 2
     assert "adapted.yaml" in refused.stderr
+
+
+def test_the_demo_replaces_its_own_files_only(tmp_path: Path) -> None:
+    for name in ("mine.txt", "adapted.yaml", "recipe/0/record.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old")
+    documents, queries = write_files("numpy", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["docs.jsonl", "labelled.jsonl", "mine.txt"]
+    recipe = Recipe.model_validate(make_recipe("wordllama", documents, queries, static=True))
+    assert {"first-sentence", "crop"} <= set(recipe.train)
+    labelled = [row["query"] for row in map(json.loads, queries.read_text(encoding="utf-8").splitlines())]
+    held_back = recipe.test[TARGET].read_rows()
+    assert len(recipe.dev[TARGET].read_rows()) + len(held_back) == len(labelled)
+    summaries = PydocsSource(library="numpy", split="all").read_rows().rows
+    answers = dict(zip(summaries["anchor"], summaries["positive"], strict=True))
+    assert all(answers[row["anchor"]] == row["positive"] for row in held_back.rows)
 
 
 def test_a_missing_file_is_named(workplace: Path) -> None:

@@ -42,7 +42,7 @@ def make_recipe(
 ) -> dict[str, Any]:
     """Return the values of a recipe that adapts a model to documents."""
     documents = {"format": "corpus", "path": str(corpus)}
-    kinds = _kinds(corpus, "all" if queries else "train")
+    kinds = kinds_of_pairs(corpus, "all" if queries else "train")
     # All documents are known when a model is adapted; only their queries are not.
     train: dict[str, Any] = {kind: documents | {"kind": kind} for kind in kinds}
     if queries:
@@ -69,7 +69,7 @@ def make_recipe(
     }
 
 
-def _kinds(corpus: Path, split: Split) -> list[Kind]:
+def kinds_of_pairs(corpus: Path, split: Split) -> list[Kind]:
     """Return the kinds of pairs that the documents of a split have enough of."""
     documents = take_split(read_documents(corpus), split)
     words, seed = (CorpusSource.model_fields[key].default for key in ("words", "seed"))

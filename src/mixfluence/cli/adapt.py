@@ -14,6 +14,8 @@ from mixfluence.cli.terminal import note, output, print_line, show_log, writing
 from mixfluence.errors import RecipeError
 
 RECIPE = "adapted.yaml"
+# That of the recipe, and the control.
+SAMPLERS = ("recipe", "uniform")
 HEADER = """\
 # Made by: mixfluence adapt. Edit it and train it with: mixfluence train {path}
 #
@@ -51,7 +53,7 @@ def adapt(
 
     path = folder / RECIPE
     _write_recipe(path, model, corpus, queries, pool or [], guard or [], steps)
-    jobs = build_jobs(str(path), overrides or [], strategies=["recipe", "uniform"], seeds=seeds, output=folder)
+    jobs = build_jobs(str(path), overrides or [], strategies=list(SAMPLERS), seeds=seeds, output=folder)
     if jobs[0].state() is State.NEW:
         output.print(plan_view(plan_run(jobs[0].recipe)), highlight=False)
     if dry_run:
@@ -63,7 +65,7 @@ def adapt(
         raise typer.Exit(128 + (stop.args[0] if stop.args else SIGINT)) from stop
     if failed:
         raise typer.Exit(1)
-    groups = [[read_run(job.folder) for job in jobs if job.name.startswith(word)] for word in ("recipe", "uniform")]
+    groups = [[read_run(job.folder) for job in jobs if job.name.startswith(word)] for word in SAMPLERS]
     verdict = judge(*groups, labelled=queries is not None)
     output.print(to_terminal(verdict.comparison))
     for sentence in verdict.sentences():

@@ -2,63 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from typer import Option
 
-from mixfluence.cli.terminal import errors, note, output, print_line, read_recipe, show_log
+from mixfluence.cli.adapt import RECIPE, SAMPLERS, adapt
+from mixfluence.cli.terminal import note, print_line, show_log, writing
 
-Encoder = Literal["wordllama", "minilm"]
-# A transformer needs a smaller learning rate, and on two cores fewer and shorter steps.
-MINILM_CHANGES = [
-    *("model.query_length=32", "model.passage_length=96", "selection.every=30"),
-    *("training.learning_rate=5e-5", "training.batch_size=32", "training.steps=60", "training.warmup_steps=6"),
-]
-SAMPLERS = {
-    "proportional": "strategy.init=proportional",
-    "uniform": "strategy.init=uniform",
-    "own-rows-only": "train={{{target}: {{split: train}}}}",
-    "inf-dds": "strategy={{name: inf-dds, init: uniform, update_every: 25}}",
-}
+ENCODER = "wordllama"
+POOL, GUARDS = ("numpy", "scipy"), ("pandas",)
+# One of so many summaries is a labelled query.
+LABELLED = 4
 
 
 def demo(
-    encoder: Annotated[Encoder, Option(help="wordllama takes two minutes, minilm half an hour.")] = "wordllama",
     target: Annotated[str, Option(help="The library to adapt to.")] = "scikit-learn",
-    to: Annotated[Path, Option(help="Folder for the runs; emptied first.")] = Path("runs/demo"),
+    to: Annotated[Path, Option(help="Folder for files and runs; earlier ones are replaced.")] = Path("runs/demo"),
 ) -> None:
-    """Adapt an encoder to the documentation of a library on this machine, once with each of four samplers."""
+    """Adapt an encoder to the documentation of a library on this machine: files are written, `adapt` does the rest."""
     show_log()
-    from mixfluence.build import build_model
-    from mixfluence.data.formats import read_task
-    from mixfluence.experiment import run
-    from mixfluence.policy.initial import read_weights
-    from mixfluence.report.tables import score_table
-    from mixfluence.testing import evaluate_tasks
-    from mixfluence.training.display import ProgressDisplay
-
-    changes = [f"model.name={encoder}", *pool_changes(target), *(MINILM_CHANGES if encoder == "minilm" else [])]
-    recipe = read_recipe("pydocs", changes)
     note("reading the docstrings of installed libraries (half a minute the first time)")
-    tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
-    rows = {"zero-shot": evaluate_tasks(build_model(recipe.model), tasks, recipe)}
-    for label, change in SAMPLERS.items():
-        folder = to / label
-        shutil.rmtree(folder, ignore_errors=True)
-        own = [change.format(target=target), f"output={folder}"]
-        rows[label] = run(read_recipe("pydocs", [*changes, *own]), callbacks=[ProgressDisplay(errors, label)])
-    print_line(f"NDCG@10 on {len(tasks[target].queries)} test queries:")
-    output.print(score_table(rows))
-    learned = sorted(read_weights(to / "inf-dds" / "weights.json").items(), key=lambda item: -item[1])
-    print_line("inf-dds ended with " + ", ".join(f"{name} {share:.0%}" for name, share in learned if share >= 0.01))
-    print_line(f"The runs are in {to}; load a model with SentenceTransformer('{to}/inf-dds/model').")
+    documents, queries = write_files(target, to)
+    pool, guards = ([f"pydocs:{name}" for name in names if name != target] for names in (POOL, GUARDS))
+    options = [f" --pool {name}" for name in pool] + [f" --guard {name}" for name in guards]
+    print_line(f"mixfluence adapt {ENCODER} --corpus {documents} --queries {queries}{''.join(options)} -o {to}")
+    adapt(ENCODER, documents, queries, pool, guards, folder=to)
 
 
-def pool_changes(target: str) -> list[str]:
-    """Return the overrides for a target: its own few training rows, and all rows of the other libraries."""
-    from mixfluence.data.pydocs import LIBRARIES
+def write_files(target: str, folder: Path) -> tuple[Path, Path]:
+    """Write docstrings without their summaries as documents, and some of the summaries as labelled queries."""
+    from mixfluence.data.pydocs import PydocsSource
+    from mixfluence.files import write_text
 
-    splits = {library: {"split": "train" if library == target else "all"} for library in LIBRARIES}
-    return [f"train={splits}", f"dev=[{target}]", f"test=[{target}]"]
+    task = PydocsSource(library=target, split="all").read_task(target)
+    # Only what an earlier demo wrote: the folder may be anyone's.
+    (folder / RECIPE).unlink(missing_ok=True)
+    for sampler in SAMPLERS:
+        shutil.rmtree(folder / sampler, ignore_errors=True)
+    documents = [{"_id": id, "text": text} for id, text in zip(task.doc_ids, task.docs, strict=True)]
+    queries = [
+        {"query": text, "doc_ids": list(task.qrels[id])} for id, text in zip(task.query_ids, task.queries, strict=True)
+    ]
+    files: dict[Path, list[Any]] = {folder / "docs.jsonl": documents, folder / "labelled.jsonl": queries[::LABELLED]}
+    for path, records in files.items():
+        with writing(path):
+            write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    first, second = files
+    return first, second
