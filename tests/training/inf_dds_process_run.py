@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
+from transformers import TrainerCallback
 
 from mixfluence.clustering.arms import arms_of
 from mixfluence.data.mixture import Mixture
@@ -17,12 +20,26 @@ from mixfluence.training.losses import info_nce
 from tests.training.runs import arguments, build, pool
 
 ROWS = 8
+Processes = Literal["divided", "together"]
 
 
-def main(model_folder: str, output: Path, arms: bool = False) -> None:
+class Record(TrainerCallback):
+    """Keeps what probes must restore, as it is after every step on this process."""
+
+    def __init__(self) -> None:
+        self.states: list[list[torch.Tensor]] = []
+
+    def on_step_end(self, *_: Any, **own: Any) -> None:
+        tensors = [*own["model"].state_dict().values()]
+        tensors += [value for state in own["optimizer"].optimizer.state.values() for value in state.values()]
+        self.states.append([*(tensor.detach().clone() for tensor in tensors), torch.get_rng_state()])
+
+
+def main(model_folder: str, output: Path, arms: bool = False, processes: Processes = "divided") -> None:
     """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
 
-    With arms, every dataset is cut in two, and batches mix both.
+    With arms, every dataset is cut in two, and batches mix both. Probes `together` have the eight rows of a training
+    step too, and the model does not follow them.
     """
     model = SentenceTransformer(model_folder, device="cpu")
     for module in model.modules():
@@ -37,9 +54,14 @@ def main(model_folder: str, output: Path, arms: bool = False) -> None:
         warmup_steps=1,
         freeze_below=0.0,
         inner_steps=2,
-        probe=Probe(batch_size=4, dev_batch_size=16, metric=info_nce_metric(0.02)),
+        probe=Probe(
+            batch_size=4 if processes == "divided" else None,
+            dev_batch_size=16,
+            metric=info_nce_metric(0.02),
+            processes=processes,
+        ),
         rule=PolicyGradient(step=0.2),
-        reptile=Reptile(),
+        reptile=Reptile() if processes == "divided" else None,
         arms=Arms(batches="dataset") if arms else None,
     )
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
@@ -48,6 +70,13 @@ def main(model_folder: str, output: Path, arms: bool = False) -> None:
     if arms:
         datasets = arms_of(datasets, np.arange(sum(datasets.sizes.values()), dtype=np.int16) % 2).mixture
     dev = {"dev": pool()["near"], "other": pool()["far"]}
-    build(model, args, train_dataset=datasets, loss=loss, strategy=strategy, dev_dataset=dev).train()
+    before, after = Record(), Record()
+    options: dict[str, Any] = {"loss": loss, "strategy": strategy, "dev_dataset": dev, "callbacks": [before]}
+    trainer = build(model, args, train_dataset=datasets, **options)
+    trainer.add_callback(after)
+    trainer.train()
+    if strategy.reptile is None:
+        for one, other in zip(before.states, after.states, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
     np.savez(output / f"process-{args.process_index}.npz", weights=weights, logits=strategy.logits)

@@ -23,7 +23,8 @@ from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, prese
 class Prober:
     """Measures influences. Without Reptile, probing has no side effects: everything is restored bit by bit.
 
-    Several processes divide the datasets and exchange results once, at the end.
+    Several processes divide the datasets and exchange results once, at the end; or they take the steps on each dataset
+    together and use the results of the first.
 
     Attributes:
         memory: Extra device memory of the last round, in parameter sizes: 1 for the snapshot, 2 more with inherited
@@ -68,7 +69,8 @@ class Prober:
             for dataset in datasets[self._learner.rank :: self._learner.world]:
                 with snapshot.restored():
                     self._train(stepper, batches(dataset), seed)
-                    own.append(self._evaluate(dev))
+                    evals = self._evaluate(dev)
+                    own.append(evals if self._learner.world > 1 else self._agreed(evals))
                     if follow:
                         gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
                         follow.add(self._parameters, gain)
@@ -106,7 +108,7 @@ class Prober:
         """Return the values after every dataset's probe, whichever process ran it."""
         rank, world = self._learner.rank, self._learner.world
         if world == 1:
-            return [self._agreed(evals) for evals in own]
+            return own
         queries = [len(values) for values in before]
         seen = before[0].new_zeros(datasets, sum(queries))
         if own:
