@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +15,16 @@ from transformers import TrainerCallback
 from mixfluence.clustering.arms import arms_of
 from mixfluence.data.mixture import Mixture
 from mixfluence.influence import Probe, Reptile, info_nce_metric
+from mixfluence.influence.shards import local
 from mixfluence.policy import UNIFORM, Arms, PolicyGradient
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
+from mixfluence.training.trainer import MixtureMixin
 from tests.training.runs import arguments, build, pool
 
 ROWS = 8
+# The step of the only checkpoint of runs that write one.
+CHECKPOINT = 4
 Processes = Literal["divided", "together"]
 
 
@@ -30,23 +35,31 @@ class Record(TrainerCallback):
         self.states: list[list[torch.Tensor]] = []
 
     def on_step_end(self, *_: Any, **own: Any) -> None:
-        tensors = [*own["model"].state_dict().values()]
-        tensors += [value for state in own["optimizer"].optimizer.state.values() for value in state.values()]
-        self.states.append([*(tensor.detach().clone() for tensor in tensors), torch.get_rng_state()])
+        optimizer = own["optimizer"].optimizer
+        tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        tensors += [*own["model"].buffers(), *(value for state in optimizer.state.values() for value in state.values())]
+        self.states.append([*(local(tensor).detach().clone() for tensor in tensors), torch.get_rng_state()])
 
 
-def main(model_folder: str, output: Path, arms: bool = False, processes: Processes = "divided") -> None:
+def main(
+    model_folder: str,
+    output: Path,
+    arms: bool = False,
+    processes: Processes = "divided",
+    callbacks: Sequence[TrainerCallback] = (),
+    **options: Any,
+) -> MixtureMixin:
     """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
 
     With arms, every dataset is cut in two, and batches mix both. Probes `together` have the eight rows of a training
-    step too, and the model does not follow them.
+    step too, and the model does not follow them. Other options are training arguments.
     """
     model = SentenceTransformer(model_folder, device="cpu")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     # Without clipping, whose threshold would act on each process's share of the gradient alike.
-    args = arguments(output, learning_rate=1e-3, max_grad_norm=0.0)
+    args = arguments(output, **{"learning_rate": 1e-3, "max_grad_norm": 0.0, **options})
     args.per_device_train_batch_size = ROWS // args.world_size
     strategy = InfDDS(
         init=UNIFORM,
@@ -71,12 +84,13 @@ def main(model_folder: str, output: Path, arms: bool = False, processes: Process
         datasets = arms_of(datasets, np.arange(sum(datasets.sizes.values()), dtype=np.int16) % 2).mixture
     dev = {"dev": pool()["near"], "other": pool()["far"]}
     before, after = Record(), Record()
-    options: dict[str, Any] = {"loss": loss, "strategy": strategy, "dev_dataset": dev, "callbacks": [before]}
-    trainer = build(model, args, train_dataset=datasets, **options)
+    given: dict[str, Any] = {"loss": loss, "strategy": strategy, "dev_dataset": dev, "callbacks": [before, *callbacks]}
+    trainer = build(model, args, train_dataset=datasets, **given)
     trainer.add_callback(after)
-    trainer.train()
+    trainer.train(resume_from_checkpoint="latest" if args.save_steps == CHECKPOINT else None)
     if strategy.reptile is None:
         for one, other in zip(before.states, after.states, strict=True):
             assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
-    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
+    weights = np.concatenate([local(parameter).detach().numpy().ravel() for parameter in model.parameters()])
     np.savez(output / f"process-{args.process_index}.npz", weights=weights, logits=strategy.logits)
+    return trainer

@@ -183,7 +183,7 @@ class Probe(Measurement):
         return Prober(learner, self, metric, reptile)
 
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
-        """Steps on every dataset, and a dev evaluation before them and after each; processes may divide the datasets."""
+        """Steps on every dataset, and a dev evaluation first and after each; processes may divide the datasets."""
         own = math.ceil(datasets / processes) if self.alone else datasets
         return own * steps * batch + (own + 1) * dev * FORWARD
 

@@ -21,6 +21,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "save_only_model": (False, "a checkpoint without its optimizer cannot be resumed exactly"),
     "ignore_data_skip": (False, "a resumed run could not repeat its draws"),
     "dataloader_persistent_workers": (False, "a resumed run could not repeat its draws"),
+    "deepspeed": (None, "probes cannot restore the parameters and optimizer that it divides; use fsdp"),
     "batch_sampler": (BatchSamplers.BATCH_SAMPLER, "batches already contain no duplicates; leave it out"),
     "multi_dataset_batch_sampler": (MultiDatasetBatchSamplers.PROPORTIONAL, "give a strategy instead"),
 }

@@ -26,6 +26,7 @@ from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
 from torch.random import fork_rng
 from torch.utils.data import DataLoader
+from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.data.columns import ColumnMap
@@ -36,6 +37,7 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence.shards import whole
 from mixfluence.files import locked
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
@@ -249,7 +251,12 @@ class MixtureMixin(BaseTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and list the mixture in its card."""
-        super().save_model(output_dir, _internal_call)
+        if self.is_fsdp_enabled:
+            with whole(self.model):
+                if self.args.should_save:
+                    self._save(output_dir)
+        else:
+            super().save_model(output_dir, _internal_call)
         if not self.args.should_save or not hasattr(self, "sampler"):
             return
         rows = ["| dataset | rows | probability | rows drawn |", "| --- | ---: | ---: | ---: |"]
@@ -266,6 +273,13 @@ class MixtureMixin(BaseTrainer):
         refuse_not_finite(self)
         with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
             super()._save_checkpoint(*args, **options)
+
+    def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
+        """Load the model of a checkpoint; into shards as transformers does, because sentence-transformers cannot."""
+        if self.is_fsdp_enabled:
+            Trainer._load_from_checkpoint(self, checkpoint_path, model)
+        else:
+            super()._load_from_checkpoint(checkpoint_path)
 
     def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
         return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
