@@ -37,7 +37,10 @@ class Record(TrainerCallback):
     def on_step_end(self, *_: Any, **own: Any) -> None:
         optimizer = own["optimizer"].optimizer
         tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        tensors += [*own["model"].buffers(), *(value for state in optimizer.state.values() for value in state.values())]
+        tensors += [
+            *own["model"].buffers(),
+            *(value for state in optimizer.state.values() for value in state.values()),
+        ]
         self.states.append([*(local(tensor).detach().clone() for tensor in tensors), torch.get_rng_state()])
 
 

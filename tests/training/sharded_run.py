@@ -43,21 +43,22 @@ class Killed(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(model_folder: str, output: Path, killed_at: int = 0) -> None:
-    """Train or resume, and save the model twice: whole, and as parts in `process-N.npz`."""
+def main(model_folder: str, output: Path, killed_at: int = 0) -> bool:
+    """Train or resume, save the model whole and its parts in `process-N.npz`, and return whether it was resumed."""
     shard_on_cpu()
     callbacks = [Killed(killed_at)] if killed_at else []
     saving = {"save_strategy": "steps", "save_steps": CHECKPOINT}
     trainer = guided_run(model_folder, output, False, "together", callbacks, **SHARDED, **saving)
     trainer.save_model(str(output / MODEL))
+    return trainer.resumed is not None
 
 
 def train_and_resume(model_folder: str, output: Path) -> None:
     """Train, keep what was saved in the folder `whole`, and train again from the checkpoint."""
-    main(model_folder, output)
+    assert not main(model_folder, output)
     for name in (f"process-{os.environ['RANK']}.npz", *([MODEL] if os.environ["RANK"] == "0" else [])):
         (output / name).rename(output.with_name("whole") / name)
-    main(model_folder, output)
+    assert main(model_folder, output)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import isclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
+from mixfluence.adapters import has_adapter
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.schema import short
 from mixfluence.strategies import STRATEGIES, Static, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.training.trainer import MixtureMixin
 
 # Training arguments that cannot work with a mixture, the value that can, and why.
 FIXED: dict[str, tuple[Any, str]] = {
@@ -37,6 +41,28 @@ def check_arguments(args: BaseTrainingArguments) -> None:
     for name, (value, reason) in FIXED.items():
         if getattr(args, name) != value:
             raise RecipeError(f"{name}: not supported, {reason}")
+
+
+def check_engine(trainer: MixtureMixin) -> None:
+    """Refuse ways to divide a model among processes, and what does not work with the supported one, FSDP2."""
+    if trainer.is_deepspeed_enabled:
+        raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
+    if not trainer.is_fsdp_enabled:
+        if trainer.args.fsdp:
+            raise RecipeError("fsdp: the trainer library shards models on GPUs only")
+        return
+    unsupported = {
+        "version 1; set fsdp_config.version: 2": not trainer.accelerator.is_fsdp2,
+        "packing or compiled": trainer.packing or trainer.compiled,
+        "adapters": has_adapter(trainer.model),
+        "an evaluator or selection during training": trainer.evaluator is not None,
+        "test_dataset; test the saved model": trainer.test,
+        "one loss per dataset": isinstance(trainer.loss, dict),
+    }
+    for what, found in unsupported.items():
+        if found:
+            raise RecipeError(f"fsdp: not supported with {what}")
+    trainer.packing = False
 
 
 def check_model(model: object, expected: type, trainers: Mapping[type, str]) -> None:

@@ -315,5 +315,9 @@ def _refuse_unsupported(trainer: MixtureMixin) -> None:
         return
     if not isinstance(probing.method, Probe):
         raise RecipeError("fsdp: alignments of gradients need the whole model in every process; use inf-dds")
+    if probing.reptile is not None:
+        raise RecipeError("fsdp: strategy.reptile is not supported with a sharded model; set it to off")
     if probing.method.alone:
-        raise RecipeError("fsdp: processes that share a model probe it together; set strategy.probe.processes: together")
+        raise RecipeError(
+            "fsdp: processes that share a model probe it together; set strategy.probe.processes: together"
+        )

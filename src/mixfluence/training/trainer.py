@@ -21,12 +21,10 @@ from sentence_transformers import (
     SparseEncoder,
 )
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
 from torch.random import fork_rng
 from torch.utils.data import DataLoader
-from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.data.columns import ColumnMap
@@ -37,11 +35,10 @@ from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence.shards import whole
 from mixfluence.files import locked
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
-from mixfluence.training.arguments import build_strategy, check_arguments, check_model, named_datasets
+from mixfluence.training.arguments import build_strategy, check_arguments, check_engine, check_model, named_datasets
 from mixfluence.training.batches import MixtureRows, PlacedLoader, collate, negatives_per_row, tokenise_all
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
@@ -49,6 +46,7 @@ from mixfluence.training.losses import info_nce
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
+from mixfluence.training.sharded import ShardedMixin
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ TRAINERS = {
 }
 
 
-class MixtureMixin(BaseTrainer):
+class MixtureMixin(ShardedMixin):
     """What the trainers of all kinds of models share: sampling, probing, trace, checkpoints and exact resume.
 
     Combined with a trainer of sentence-transformers, as in `MixtureTrainer`, which documents the arguments.
@@ -124,6 +122,7 @@ class MixtureMixin(BaseTrainer):
         super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
         check_arguments(self.args)
         self._check_learning_rates()
+        check_engine(self)
         # A recipe's run folder is written by `experiment`, that of a script by this trainer.
         self.own_folder = None if trace_path else Path(self.args.output_dir)
         self.add_callback(MixtureCallback(self, Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)))
@@ -251,12 +250,7 @@ class MixtureMixin(BaseTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and list the mixture in its card."""
-        if self.is_fsdp_enabled:
-            with whole(self.model):
-                if self.args.should_save:
-                    self._save(output_dir)
-        else:
-            super().save_model(output_dir, _internal_call)
+        super().save_model(output_dir, _internal_call)
         if not self.args.should_save or not hasattr(self, "sampler"):
             return
         rows = ["| dataset | rows | probability | rows drawn |", "| --- | ---: | ---: | ---: |"]
@@ -273,13 +267,6 @@ class MixtureMixin(BaseTrainer):
         refuse_not_finite(self)
         with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
             super()._save_checkpoint(*args, **options)
-
-    def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
-        """Load the model of a checkpoint; into shards as transformers does, because sentence-transformers cannot."""
-        if self.is_fsdp_enabled:
-            Trainer._load_from_checkpoint(self, checkpoint_path, model)
-        else:
-            super()._load_from_checkpoint(checkpoint_path)
 
     def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
         return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
