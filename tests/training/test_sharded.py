@@ -24,7 +24,7 @@ from tests.training.runs import arguments, build, start_processes, torchrun
 from tests.training.sharded_run import MODEL, train_and_resume
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_sharded_model_trains_probes_and_resumes_as_a_whole_one(tiny_bert_folder: Path, tmp_path: Path) -> None:
     for name in ("sharded", "whole"):
         (tmp_path / name).mkdir()
