@@ -231,6 +231,9 @@ def _save_model(recipe: Recipe, trainer: MixtureMixin, folder: Path) -> None:
                 file.unlink()
             merge_lora(trainer.model).save_pretrained(str(folder / runs.MODEL_FOLDER), create_model_card=False)
     if trainer.is_world_process_zero():
+        if trainer.is_fsdp_enabled:
+            # The other processes, which have the rest of it, do not take part in testing.
+            trainer.model = trainer.model_class(str(folder / runs.MODEL_FOLDER), device=str(trainer.args.device))
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
         sync_folder(folder / runs.MODEL_FOLDER)

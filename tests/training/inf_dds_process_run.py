@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
+from transformers import TrainerCallback
 
 from mixfluence.clustering.arms import arms_of
 from mixfluence.data.mixture import Mixture
 from mixfluence.influence import Probe, Reptile, info_nce_metric
+from mixfluence.influence.shards import local
 from mixfluence.policy import UNIFORM, Arms, PolicyGradient
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
+from mixfluence.training.trainer import MixtureMixin
 from tests.training.runs import arguments, build, pool
 
 ROWS = 8
+# The step of the only checkpoint of runs that write one.
+CHECKPOINT = 4
+Processes = Literal["divided", "together"]
 
 
-def main(model_folder: str, output: Path, arms: bool = False) -> None:
+class Record(TrainerCallback):
+    """Keeps what probes must restore, as it is after every step on this process."""
+
+    def __init__(self) -> None:
+        self.states: list[list[torch.Tensor]] = []
+
+    def on_step_end(self, *_: Any, **own: Any) -> None:
+        optimizer = own["optimizer"].optimizer
+        tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        tensors += [
+            *own["model"].buffers(),
+            *(value for state in optimizer.state.values() for value in state.values()),
+        ]
+        self.states.append([*(local(tensor).detach().clone() for tensor in tensors), torch.get_rng_state()])
+
+
+def main(
+    model_folder: str,
+    output: Path,
+    arms: bool = False,
+    processes: Processes = "divided",
+    callbacks: Sequence[TrainerCallback] = (),
+    **options: Any,
+) -> MixtureMixin:
     """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
 
-    With arms, every dataset is cut in two, and batches mix both.
+    With arms, every dataset is cut in two, and batches mix both. Probes `together` have the eight rows of a training
+    step too, and the model does not follow them. Other options are training arguments.
     """
     model = SentenceTransformer(model_folder, device="cpu")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     # Without clipping, whose threshold would act on each process's share of the gradient alike.
-    args = arguments(output, learning_rate=1e-3, max_grad_norm=0.0)
+    args = arguments(output, **{"learning_rate": 1e-3, "max_grad_norm": 0.0, **options})
     args.per_device_train_batch_size = ROWS // args.world_size
     strategy = InfDDS(
         init=UNIFORM,
@@ -37,9 +70,14 @@ def main(model_folder: str, output: Path, arms: bool = False) -> None:
         warmup_steps=1,
         freeze_below=0.0,
         inner_steps=2,
-        probe=Probe(batch_size=4, dev_batch_size=16, metric=info_nce_metric(0.02)),
+        probe=Probe(
+            batch_size=4 if processes == "divided" else None,
+            dev_batch_size=16,
+            metric=info_nce_metric(0.02),
+            processes=processes,
+        ),
         rule=PolicyGradient(step=0.2),
-        reptile=Reptile(),
+        reptile=Reptile() if processes == "divided" else None,
         arms=Arms(batches="dataset") if arms else None,
     )
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
@@ -48,6 +86,14 @@ def main(model_folder: str, output: Path, arms: bool = False) -> None:
     if arms:
         datasets = arms_of(datasets, np.arange(sum(datasets.sizes.values()), dtype=np.int16) % 2).mixture
     dev = {"dev": pool()["near"], "other": pool()["far"]}
-    build(model, args, train_dataset=datasets, loss=loss, strategy=strategy, dev_dataset=dev).train()
-    weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
+    before, after = Record(), Record()
+    given: dict[str, Any] = {"loss": loss, "strategy": strategy, "dev_dataset": dev, "callbacks": [before, *callbacks]}
+    trainer = build(model, args, train_dataset=datasets, **given)
+    trainer.add_callback(after)
+    trainer.train(resume_from_checkpoint="latest" if args.save_steps == CHECKPOINT else None)
+    if strategy.reptile is None:
+        for one, other in zip(before.states, after.states, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    weights = np.concatenate([local(parameter).detach().numpy().ravel() for parameter in model.parameters()])
     np.savez(output / f"process-{args.process_index}.npz", weights=weights, logits=strategy.logits)
+    return trainer

@@ -17,13 +17,15 @@ from mixfluence.influence.metrics import Metric
 from mixfluence.influence.reptile import Displacement
 from mixfluence.influence.scoring import DevBatch
 from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
+from mixfluence.influence.shards import local, release
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
 
 
 class Prober:
     """Measures influences. Without Reptile, probing has no side effects: everything is restored bit by bit.
 
-    Several processes divide the datasets and exchange results once, at the end.
+    Several processes divide the datasets and exchange results once, at the end; or they take the steps on each dataset
+    together and use the results of the first.
 
     Attributes:
         memory: Extra device memory of the last round, in parameter sizes: 1 for the snapshot, 2 more with inherited
@@ -56,28 +58,30 @@ class Prober:
         optimizer, reptile, inherited = self._learner.optimizer, self._reptile, self._probe.state == "inherited"
         stepper = optimizer if inherited else FrozenAdam(optimizer)
         with preserve_rng_and_modes(self._learner.modules):
-            tensors = [*self._parameters, *self._learner.modules.buffers()]
+            parameters = [local(parameter) for parameter in self._parameters]
+            tensors = [*parameters, *self._learner.modules.buffers()]
             snapshot = Snapshot(tensors, optimizer if inherited else None, on_cpu=self._probe.snapshot == "cpu")
-            start = snapshot.copies[: len(self._parameters)]
+            start = snapshot.copies[: len(parameters)]
             tau = spread if reptile is None or isinstance(reptile.tau, str) else reptile.tau
-            follow = Displacement(self._parameters, start, reptile.weights, tau) if reptile else None
+            follow = Displacement(parameters, start, reptile.weights, tau) if reptile else None
             extra = snapshot.bytes + (follow.bytes if follow else 0)
-            self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
+            self.memory = extra / sum(parameter.nbytes for parameter in parameters)
             before = self._agreed(self._evaluate(dev))
             own = []
             for dataset in datasets[self._learner.rank :: self._learner.world]:
                 with snapshot.restored():
                     self._train(stepper, batches(dataset), seed)
-                    own.append(self._evaluate(dev))
+                    evals = self._evaluate(dev)
+                    own.append(evals if self._learner.world > 1 else self._agreed(evals))
                     if follow:
                         gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
-                        follow.add(self._parameters, gain)
+                        follow.add(parameters, gain)
             after = self._exchange(len(datasets), before, own)
         if follow and reptile:
             if self._learner.world > 1:
                 follow.merge(self._learner)
             rate = float(optimizer.param_groups[0]["lr"])
-            follow.apply(self._parameters, reptile.alpha(rate, relative_rate(optimizer)))
+            follow.apply(parameters, reptile.alpha(rate, relative_rate(optimizer)))
         return gather(datasets, targets, before, after, self._sign)
 
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
@@ -96,8 +100,12 @@ class Prober:
     def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
         self._learner.modules.eval()
         # 0, or NaN if any parameter is NaN: the metric may not depend on the parameter that diverged.
-        health = 0 * torch.stack(torch._foreach_norm(self._parameters)).sum()
-        return [value + health for value in self._metric.evaluate(self._learner.model, dev)]
+        health = 0 * torch.stack(torch._foreach_norm([local(parameter) for parameter in self._parameters])).sum()
+        if self._learner.world == 1:
+            health = self._learner.total(health)
+        values = self._metric.evaluate(self._learner.model, dev)
+        release(self._learner.model)
+        return [value + health for value in values]
 
     def _agreed(self, evals: list[Tensor]) -> list[Tensor]:
         return [self._learner.agree(values) for values in evals]
@@ -106,7 +114,7 @@ class Prober:
         """Return the values after every dataset's probe, whichever process ran it."""
         rank, world = self._learner.rank, self._learner.world
         if world == 1:
-            return [self._agreed(evals) for evals in own]
+            return own
         queries = [len(values) for values in before]
         seen = before[0].new_zeros(datasets, sum(queries))
         if own:
@@ -137,7 +145,7 @@ class FrozenAdam:
         if not known:
             raise RecipeError("momentum-free probes need an optimizer that has taken a step")
         # Left on the device, to avoid synchronising with it.
-        counts = torch.stack([torch.as_tensor(state["step"]).double() for state in known.values()]).unbind()
+        counts = torch.stack([local(torch.as_tensor(state["step"])).double() for state in known.values()]).unbind()
         self._counts = dict(zip(known, counts, strict=True))
 
     @torch.no_grad()
@@ -148,8 +156,8 @@ class FrozenAdam:
             live = [p for p in group["params"] if p.grad is not None and p in self._counts]
             if not live:
                 continue
-            gradients = [p.grad for p in live]
-            squares = [self._optimizer.state[p]["exp_avg_sq"] for p in live]
+            gradients = [local(p.grad) for p in live]
+            squares = [local(self._optimizer.state[p]["exp_avg_sq"]) for p in live]
             unbias = [(1 - decay ** (1 + self._counts[p])).sqrt() for p in live]
             # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
             # embedding of an unseen token, would otherwise be divided by zero.
@@ -158,7 +166,7 @@ class FrozenAdam:
             torch._foreach_sqrt_(roots)
             torch._foreach_div_(roots, unbias)
             torch._foreach_add_(roots, group["eps"])
-            torch._foreach_addcdiv_(live, gradients, roots, value=-float(group["lr"]))
+            torch._foreach_addcdiv_([local(p) for p in live], gradients, roots, value=-float(group["lr"]))
 
 
 @contextmanager

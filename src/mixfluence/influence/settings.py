@@ -123,12 +123,15 @@ class Measurement(Section):
         metric: A name in `METRICS`, such as `info-nce` or `training-loss`, or a `Metric` of your own.
     """
 
-    # Whether each process measures datasets by itself, so that several can divide the datasets among them.
-    alone: ClassVar[bool]
     aggregate: Aggregate = "mean"
     batch_size: BatchSize | None = None
     dev_batch_size: BatchSize = 256
     metric: Annotated[Any, BeforeValidator(_known_metric)] = "info-nce"
+
+    @property
+    def alone(self) -> bool:
+        """Whether each process measures datasets by itself, so that several can divide the datasets among them."""
+        return False
 
     @abstractmethod
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
@@ -156,18 +159,25 @@ class Probe(Measurement):
         learning_rate: That of the schedule (`current`), or a number.
         aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
-        batch_size: Rows per step; the rows that a process has of a training batch if None.
+        batch_size: Rows per step and process; the rows that a process has of a training batch if None.
         reliability: Measure each target on as few rows as make this share of the variance between datasets more than
             noise of the rows, judged by its last round: at least 32, at most `dev_batch_size`, a quarter of that in
             the first round. None always uses `dev_batch_size`.
+        processes: Several processes divide the datasets (`divided`), each probing its own with the rows and negatives
+            of one process; or probe every dataset `together`, with batches and negatives across processes as in
+            training. `divided` is faster; sharded models need `together`.
     """
 
-    alone = True
     state: Literal["inherited", "momentum-free"] = "momentum-free"
     dev_batch_size: BatchSize = 128
     learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
     snapshot: Literal["device", "cpu"] = "device"
     reliability: Annotated[float, Field(gt=0, lt=1)] | None = None
+    processes: Literal["divided", "together"] = "divided"
+
+    @property
+    def alone(self) -> bool:
+        return self.processes == "divided"
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
         from mixfluence.influence.probe import Prober
@@ -175,11 +185,11 @@ class Probe(Measurement):
         return Prober(learner, self, metric, reptile)
 
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
-        """Steps on every dataset, and a dev evaluation before them and after each; processes divide the datasets.
+        """Steps on every dataset, and a dev evaluation first and after each; processes may divide the datasets.
 
         Fewer dev rows than a probe's batch count as one: on a GPU a small forward pass takes as long.
         """
-        own = math.ceil(datasets / processes)
+        own = math.ceil(datasets / processes) if self.alone else datasets
         return own * steps * batch + (own + 1) * max(batch, dev) * FORWARD
 
     def memory(self, reptile: Reptile | None) -> float:
@@ -199,7 +209,6 @@ class Alignment(Measurement):
             parameter without moments is divided as in Adam's first step.
     """
 
-    alone = False
     # `projection`: on the sum of the targets' gradients, each cut to length 1, in units of the datasets' mean norm.
     score: ClassVar[Literal["cosine", "projection"]] = "cosine"
     aggregate: Literal["mean"] = "mean"

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
+from mixfluence.influence.shards import local
 
 
 class Snapshot:
     """A copy of parameters and, optionally, of the state of an optimizer.
 
     Restoring writes into the tensors in place, so that references to them stay valid. `copies` are those of the given
-    tensors, in their order, and then those of the optimizer's.
+    tensors, in their order, and then those of the optimizer's. Of a sharded tensor a process copies its part.
 
     Args:
         tensors: Parameters and buffers.
@@ -31,10 +32,10 @@ class Snapshot:
     def __init__(self, tensors: Sequence[Tensor], optimizer: Optimizer | None = None, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
         self._optimizer = optimizer
-        self._live = list(tensors)
+        self._live = [local(tensor) for tensor in tensors]
         self._values: dict[Tensor, dict[str, Any]] = {}
         for parameter, state in optimizer.state.items() if optimizer else ():
-            self._live += [value for value in state.values() if isinstance(value, Tensor)]
+            self._live += [local(value) for value in state.values() if isinstance(value, Tensor)]
             self._values[parameter] = dict(state)
         self.copies = [self._copy(tensor) for tensor in self._live]
         self._pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))

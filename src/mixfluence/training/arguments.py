@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from inspect import isclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
+from mixfluence.adapters import has_adapter
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
+
+if TYPE_CHECKING:
+    from mixfluence.training.trainer import MixtureMixin
 
 # Training arguments that cannot work with a mixture, the value that can, and why.
 FIXED: dict[str, tuple[Any, str]] = {
@@ -22,6 +26,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "save_only_model": (False, "a checkpoint without its optimizer cannot be resumed exactly"),
     "ignore_data_skip": (False, "a resumed run could not repeat its draws"),
     "dataloader_persistent_workers": (False, "a resumed run could not repeat its draws"),
+    "deepspeed": (None, "probes cannot restore the parameters and optimizer that it divides; use fsdp"),
     "batch_sampler": (BatchSamplers.BATCH_SAMPLER, "batches already contain no duplicates; leave it out"),
     "multi_dataset_batch_sampler": (MultiDatasetBatchSamplers.PROPORTIONAL, "give a strategy instead"),
 }
@@ -45,6 +50,28 @@ def check_arguments(args: BaseTrainingArguments) -> None:
             raise RecipeError(f"{name}: not supported, {reason}")
 
 
+def check_engine(trainer: MixtureMixin) -> None:
+    """Refuse ways to divide a model among processes, and what does not work with the supported one, FSDP2."""
+    if trainer.is_deepspeed_enabled:
+        raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
+    if not trainer.is_fsdp_enabled:
+        if trainer.args.fsdp:
+            raise RecipeError("fsdp: the trainer library shards models on GPUs only")
+        return
+    unsupported = {
+        "version 1; set fsdp_config.version: 2": not trainer.accelerator.is_fsdp2,
+        "packing or compiled": trainer.packing or trainer.compiled,
+        "adapters": has_adapter(trainer.model),
+        "an evaluator or selection during training": trainer.evaluator is not None,
+        "test_dataset; test the saved model": trainer.test,
+        "one loss per dataset": isinstance(trainer.loss, dict),
+    }
+    for what, found in unsupported.items():
+        if found:
+            raise RecipeError(f"fsdp: not supported with {what}")
+    trainer.packing = False
+
+
 def check_model(model: object, expected: type) -> None:
     """Refuse a model of another kind than a trainer expects; name the trainer for it."""
     if model is not None and not isinstance(model, expected):
@@ -63,6 +90,16 @@ def named_datasets(argument: str, datasets: object) -> Mapping[str, RowSet | Dat
             how = "Dataset.from_generator for a stream, Dataset.from_list for rows in memory"
             raise DataError(f"{argument}[{name!r}]: expected a Dataset, found {_kind(dataset)}; use {how}")
     return datasets
+
+
+def check_dev(strategy: Strategy, dev: Mapping[str, Any]) -> None:
+    """Refuse dev sets that a strategy cannot work with."""
+    if strategy.probing and not dev:
+        raise DataError(f"dev_dataset: {type(strategy).__name__} needs at least one dev set")
+    try:
+        strategy.check_guards(dev)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def check_names(arguments: Mapping[str, Mapping[str, Any]], datasets: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
+from mixfluence.influence.shards import local
 from mixfluence.runs import read_trace
 from mixfluence.training import STOP_SIGNALS
 from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing
@@ -214,7 +215,7 @@ def diverged(what: str, step: int) -> MixfluenceError:
 
 def refuse_not_finite(trainer: MixtureMixin) -> None:
     """Raise an error if a trained parameter is not finite, so that no checkpoint or model is written with it."""
-    finite = [parameter.isfinite().all() for parameter in trainer.model.parameters() if parameter.requires_grad]
+    finite = [local(parameter).isfinite().all() for parameter in trainer.model.parameters() if parameter.requires_grad]
     if not torch.stack(finite).all():
         raise diverged("parameters are not finite", trainer.state.global_step)
 

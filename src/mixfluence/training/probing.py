@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from accelerate import DistributedType
 from accelerate.utils import broadcast, reduce, send_to_device
 from torch import Tensor, nn
 
@@ -258,7 +257,7 @@ class TrainerLearner:
             loss = trainer.compute_loss(wrapped, self.place(batch))
         trainer.accelerator.backward(loss)
         if trainer.args.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
+            trainer.accelerator.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
 
     def agree(self, values: Tensor) -> Tensor:
         """Return the values of the first process on every process."""
@@ -320,6 +319,14 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
 def _refuse_unsupported(trainer: MixtureMixin) -> None:
     if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
         raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
-    kind = trainer.accelerator.distributed_type
-    if kind not in {DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU}:
-        raise RecipeError(f"{kind.value}: not supported with probes, which need the whole model in every process")
+    probing = trainer.strategy.probing
+    if not trainer.is_fsdp_enabled or probing is None:
+        return
+    if not isinstance(probing.method, Probe):
+        raise RecipeError("fsdp: alignments of gradients need the whole model in every process; use inf-dds")
+    if probing.reptile is not None:
+        raise RecipeError("fsdp: strategy.reptile is not supported with a sharded model; set it to off")
+    if probing.method.alone:
+        raise RecipeError(
+            "fsdp: processes that share a model probe it together; set strategy.probe.processes: together"
+        )

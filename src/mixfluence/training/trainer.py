@@ -14,7 +14,6 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
 from torch.random import fork_rng
@@ -28,11 +27,19 @@ from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
-from mixfluence.errors import DataError, RecipeError
+from mixfluence.errors import RecipeError
 from mixfluence.files import locked
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
-from mixfluence.training.arguments import build_strategy, check_arguments, check_model, check_names, named_datasets
+from mixfluence.training.arguments import (
+    build_strategy,
+    check_arguments,
+    check_dev,
+    check_engine,
+    check_model,
+    check_names,
+    named_datasets,
+)
 from mixfluence.training.batches import (
     MixtureRows,
     NumNegatives,
@@ -48,6 +55,7 @@ from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, inf
 from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
+from mixfluence.training.sharded import ShardedMixin
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +64,7 @@ PER_DATASET = ("sampling/", "rows_drawn/", "influence/")
 MOST_LOGGED = 10
 
 
-class MixtureMixin(BaseTrainer):
+class MixtureMixin(ShardedMixin):
     """What the trainers of all kinds of models share: sampling, probing, trace, checkpoints and exact resume.
 
     Combined with a trainer of sentence-transformers, as in `MixtureTrainer`, which documents the arguments.
@@ -98,12 +106,7 @@ class MixtureMixin(BaseTrainer):
         for overlap in overlaps:
             logger.warning("%s: dropped", overlap)
         self.strategy = build_strategy(strategy)
-        if self.strategy.probing and not self.dev:
-            raise DataError(f"dev_dataset: {type(self.strategy).__name__} needs at least one dev set")
-        try:
-            self.strategy.check_guards(self.dev or {})
-        except ValueError as error:
-            raise RecipeError(str(error)) from error
+        check_dev(self.strategy, self.dev or {})
         self.strategy.start(self.mixture.sizes)
         self.initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
@@ -124,6 +127,7 @@ class MixtureMixin(BaseTrainer):
         super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
         check_arguments(self.args)
         self._check_learning_rates()
+        check_engine(self)
         # A recipe's run folder is written by `experiment`, that of a script by this trainer.
         self.own_folder = None if trace_path else Path(self.args.output_dir)
         self.add_callback(MixtureCallback(self, Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)))

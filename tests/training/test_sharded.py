@@ -1,0 +1,91 @@
+"""A model in shards (FSDP2) on two processes, really started.
+
+- Probes of both together find what one process with the whole model and batch finds, and restore every shard bitwise.
+- The final weights are those of one process, and the model is saved whole.
+- Resumed from its checkpoint, the run ends bitwise the same. A killed process ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from mixfluence.errors import RecipeError
+from mixfluence.runs import read_trace
+from mixfluence.training.checkpoints import damage
+from tests.training.inf_dds_process_run import CHECKPOINT
+from tests.training.inf_dds_process_run import main as guided_run
+from tests.training.runs import arguments, build, start_processes
+from tests.training.sharded_run import MODEL, train_and_resume
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.soak
+def test_a_sharded_model_trains_probes_and_resumes_as_a_whole_one(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    for name in ("sharded", "whole"):
+        (tmp_path / name).mkdir()
+    # Both restore their shards bitwise, or the run fails.
+    start_processes(train_and_resume, str(tiny_bert_folder), tmp_path / "sharded")
+    one = guided_run(str(tiny_bert_folder), tmp_path / "one", False, "together")
+
+    saved = SentenceTransformer(str(tmp_path / "sharded" / MODEL), device="cpu")
+    assert type(saved) is SentenceTransformer
+    pairs = zip(one.model.state_dict().values(), saved.state_dict().values(), strict=True)
+    assert max(float((mine - theirs).abs().max()) for mine, theirs in pairs) < 1e-4
+    assert any(not torch.equal(*pair) for pair in zip(saved.parameters(), _fresh(tiny_bert_folder), strict=True))
+
+    assert damage(tmp_path / "sharded" / f"checkpoint-{CHECKPOINT}") is None
+    resumed, whole = (tmp_path / name for name in ("sharded", "whole"))
+    assert (resumed / MODEL / "model.safetensors").read_bytes() == (whole / MODEL / "model.safetensors").read_bytes()
+    parts = [[np.load(folder / f"process-{rank}.npz") for rank in range(2)] for folder in (resumed, whole)]
+    for again, before in zip(*parts, strict=True):
+        assert all(np.array_equal(again[name], before[name]) for name in ("weights", "logits"))
+    assert np.array_equal(parts[0][0]["logits"], parts[0][1]["logits"])
+    # Each holds a part only.
+    assert parts[0][0]["weights"].size < sum(parameter.numel() for parameter in saved.parameters())
+
+    rounds = [
+        [line["update"] for line in read_trace(tmp_path / name / "trace.jsonl")[1:] if "update" in line]
+        for name in ("one", "sharded")
+    ]
+    assert len(rounds[0]) == len(rounds[1]) == 3
+    for mine, theirs in zip(*rounds, strict=True):
+        assert theirs["influence"] == pytest.approx(mine["influence"], abs=1e-4)
+        assert theirs["failed"] == []
+
+
+@pytest.mark.soak
+def test_a_killed_process_ends_a_job_that_shares_a_model(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        torchrun(tiny_bert_folder, tmp_path / "run", CHECKPOINT + 1)
+    assert not (tmp_path / "run" / MODEL).exists()
+    torchrun(tiny_bert_folder, tmp_path / "run", 0)
+    assert (tmp_path / "run" / MODEL / "model.safetensors").exists()
+
+
+def torchrun(*words: object) -> None:
+    """Run the program of this test in two processes as a user would, and fail if one of them does."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
+    command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "tests.training.sharded_run", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=300)
+
+
+def test_deepspeed_is_refused(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    # Set afterwards: the package itself is not needed to refuse it.
+    args.deepspeed = {"zero_optimization": {"stage": 3}}
+    with pytest.raises(RecipeError, match="deepspeed"):
+        build(tiny_bert, args)
+
+
+def _fresh(folder: Path) -> list[torch.Tensor]:
+    return list(SentenceTransformer(str(folder), device="cpu").parameters())
