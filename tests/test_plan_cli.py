@@ -31,8 +31,8 @@ def test_a_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
     one = "dev={covidqa: {published: {rows: 1000}}}"
     result = mixfluence_here("plan", "english13-inf-dds", one, folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    # (13 x 3 + 14 dev evaluations of 256 rows in batches of 128, a third each) x 7 updates.
-    assert "7 updates from step 25 on, each 48.3 training steps (+85%)" in result.stdout
+    # (13 steps + 14 dev evaluations of 128 rows, a batch, a third of a step each) x 5 updates, within a quarter of 400.
+    assert "5 updates from step 25 on, each 17.7 training steps (+22%)" in result.stdout
     refused = mixfluence_here("plan", "english13-inf-dds", "dev=[covidqa]", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stdout == ""
