@@ -87,7 +87,7 @@ def planned(**strategy: Any) -> Recipe:
     train = published | {"tiny": {"published": {"rows": 200}}}
     training = {"steps": 400, "batch_size": 32}
     dev = {"a": {"published": {"rows": 128}}}
-    chosen = {"name": "inf-dds", "inner_steps": 1, "arms": {"clusters": 8}, "init": "uniform", **strategy}
+    chosen = {"name": "inf-dds", "update_every": 50, "arms": {"clusters": 8}, "init": "uniform", **strategy}
     return small_recipe(train=train, dev=dev, training=training, strategy=chosen)
 
 

@@ -31,7 +31,7 @@ def test_a_recipe_is_planned_without_its_data(tmp_path: Path) -> None:
     one = "dev={covidqa: {published: {rows: 1000}}}"
     result = mixfluence_here("plan", "english13-inf-dds", one, folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    # (13 steps + 14 dev evaluations of 128 rows, a batch, a third of a step each) x 5 updates, within a quarter of 400.
+    # 13 steps, and 14 dev evaluations of 128 rows, a third of a step each; 5 updates fit a quarter of 400 steps.
     assert "5 updates from step 25 on, each 17.7 training steps (+22%)" in result.stdout
     refused = mixfluence_here("plan", "english13-inf-dds", "dev=[covidqa]", folder=tmp_path)
     assert refused.returncode == 2

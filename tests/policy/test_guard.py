@@ -29,14 +29,14 @@ NONE = np.array([], np.int64)
 
 def watching(influence: Vector, *, allowed: float = 0.0, loss: float = 1.0) -> Guards:
     """Guards whose loss was 1 at the start, with the influences of datasets on them."""
-    guards = Guards({f"g{number}": allowed for number in range(influence.shape[1])}, len(influence), rounds=2)
+    guards = Guards({f"g{number}": allowed for number in range(influence.shape[1])}, len(influence))
     guards.observe(NONE, np.ones(influence.shape[1]), influence[:0], -1)
     guards.observe(np.arange(len(influence)), np.full(influence.shape[1], loss), influence, -1)
     return guards
 
 
 def held(guards: Guards, solve: Callable[[Vector], Vector]) -> Vector:
-    return guards.hold(solve(np.zeros(1)), solve)
+    return guards.hold(solve(np.zeros(1)), solve, rounds=2)
 
 
 def reference(value: Callable[[Vector], float], start: Vector, pull: float, influence: Vector, room: float) -> Vector:

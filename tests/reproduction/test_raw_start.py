@@ -80,7 +80,7 @@ def test_a_run_of_the_grid_gives_a_line_and_scores_by_query(tiny_bert_folder: Pa
         write_domain(tmp_path / "english" / name, 30, len(name))
     changes = [f"model={{name: {tiny_bert_folder}, query_length: 8, passage_length: 16}}", "training.batch_size=4"]
     changes.append("training.steps=10")
-    chosen = [job for job in jobs if job["row"] in {"static uniform", "inf-dds ours uniform"}]
+    chosen = [job for job in jobs if job["row"] in {"static uniform", "inf-dds uniform"}]
     with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as file:
         for number, job in enumerate(chosen):
             line = {**job, **perform(options_in(tmp_path, *changes), job, tmp_path / str(number))}
@@ -89,7 +89,7 @@ def test_a_run_of_the_grid_gives_a_line_and_scores_by_query(tiny_bert_folder: Pa
             file.write(json.dumps(line) + "\n")
     scores, costs, paired = grid_tables(tmp_path / "runs.jsonl")
     assert list(scores.columns["row"]) == [job["row"] for job in chosen]
-    assert list(paired.columns["row"]) == ["inf-dds ours uniform"]
+    assert list(paired.columns["row"]) == ["inf-dds uniform"]
     assert costs.columns["static runs"][0] == "1.00"
 
 

@@ -71,7 +71,9 @@ def mixture(**texts: str) -> Mixture:
 
 
 def identity(args: Any, strategy: Strategy, train: Mixture, dev: Mixture) -> dict[str, Any]:
-    trainer: Any = SimpleNamespace(args=args, strategy=strategy, mixture=train, dev=dev, initial_weights=[0.5, 0.5])
+    trainer: Any = SimpleNamespace(
+        args=args, strategy=strategy, mixture=train, dev=dev, initial_weights=[0.5, 0.5], own_batch_sizes={}
+    )
     return MixtureTrainer.identity(trainer)
 
 

@@ -72,6 +72,8 @@ def test_fewer_rows_are_measured_if_two_rounds_would_not_fit() -> None:
     assert strategy.space_rounds(by_rows, 400) == 64
     assert strategy.space_rounds(by_rows, 240) == 32
     assert [step for step in range(1, 240) if strategy.due(step, 1.0)] == [25, 75]
+    held = [strategy.steps_to_next_round() for step in (25, 75) if strategy.due(step, 1.0)]
+    assert held == [50, 165]
     # One round in any case.
     assert strategy.space_rounds(by_rows, 40) == 16
     assert [step for step in range(1, 40) if strategy.due(step, 1.0)] == [25]

@@ -33,10 +33,9 @@ class Guards:
         pushes: Multiplier of each guard in the last mixture; 0 for one that did not act.
     """
 
-    def __init__(self, allowed: Mapping[str, float], datasets: int, rounds: float) -> None:
+    def __init__(self, allowed: Mapping[str, float], datasets: int) -> None:
         self._allowed = np.array(list(allowed.values()))
         self._names = list(allowed)
-        self._rounds = rounds
         self._start: Vector | None = None
         self._room = np.zeros(len(allowed))
         self._worse = np.zeros(len(allowed))
@@ -58,7 +57,7 @@ class Guards:
         self._total[probed] = MEMORY * self._total[probed] + gains
         self._weight[probed] = MEMORY * self._weight[probed] + 1.0
 
-    def hold(self, logits: Vector, solve: Callable[[Vector], Vector]) -> Vector:
+    def hold(self, logits: Vector, solve: Callable[[Vector], Vector], *, rounds: float) -> Vector:
         """Return the logits of the best mixture that spares the guards: `logits` themselves if they do.
 
         `solve` returns the logits that the rule finds if a vector is added to its start, which is what the multipliers
@@ -68,7 +67,7 @@ class Guards:
         influence = np.divide(self._total, self._weight, out=np.zeros_like(self._total), where=self._weight > 0)
         scale = np.abs(influence - influence.mean(axis=0)).max(axis=0)
         influence = np.divide(influence, scale, out=np.zeros_like(influence), where=scale > 0)
-        room = np.divide(self._room, self._rounds * scale, out=np.zeros_like(scale), where=scale > 0)
+        room = np.divide(self._room, rounds * scale, out=np.zeros_like(scale), where=scale > 0)
         pushes = np.zeros(len(scale))
 
         def found(pushes: Vector) -> Vector:

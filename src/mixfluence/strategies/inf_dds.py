@@ -133,7 +133,7 @@ class InfDDS(LogitStrategy):
         self._need = np.zeros(len(sizes))
         # What the rule found, before guards change it.
         self._unguarded = self._logits
-        self._guards = Guards(self.guard, len(sizes), self.update_every / max(1, self.inner_steps))
+        self._guards = Guards(self.guard, len(sizes))
 
     def urgency(self) -> Vector | None:
         return self._need if self.subset_by == "need" else None
@@ -154,7 +154,9 @@ class InfDDS(LogitStrategy):
         self._logits = self._unguarded = self.rule.move(self._unguarded, reward)
         if self.guard:
             self._logits = self._guards.hold(
-                self._unguarded, lambda shift: self.rule.shifted(self._unguarded, shift, reward.gate)
+                self._unguarded,
+                lambda shift: self.rule.shifted(self._unguarded, shift, reward.gate),
+                rounds=self.steps_to_next_round() / max(1, self.inner_steps),
             )
         # With arms, a reward also has what siblings tell of those that were not measured.
         trust = reward.trust[np.isin(reward.probed, influences.probed)]

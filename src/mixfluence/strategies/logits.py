@@ -112,6 +112,9 @@ class LogitStrategy(ArmStrategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         self._logits = self._initial_logits(sizes)
+        # Where a budget puts the rounds, and the end of the run; None for fixed intervals.
+        self._rounds_at: list[int] | None = None
+        self._step = 0
         self.weights()  # an impossible floor is refused before training starts
 
     def weights(self, progress: float = 0.0) -> Vector:
@@ -130,15 +133,20 @@ class LogitStrategy(ArmStrategy):
         # Linear decay reaches `freeze_below` at about this step.
         end = int((1 - self.freeze_below) * steps)
         first, count = max(1, self.warmup_steps), max(1, allowed)
-        self._rounds_at = growing_intervals(first, end, count, least=self.update_every)
+        self._rounds_at = [*growing_intervals(first, end, count, least=self.update_every), steps]
         return rows
 
     def due(self, step: int, relative_rate: float) -> bool:
-        if self.budget is not None:
-            on_time = step in self._rounds_at
-        else:
+        self._step = step
+        if self.budget is None or self._rounds_at is None:
             on_time = at_interval(step, self.update_every, self.warmup_steps)
+        else:
+            on_time = step in self._rounds_at[:-1]
         return on_time and relative_rate >= self.freeze_below
+
+    def steps_to_next_round(self) -> int:
+        """Return how many steps will be trained with the weights of a round that was due."""
+        return next((step - self._step for step in self._rounds_at or () if step > self._step), self.update_every)
 
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets whose logit can move: a weight of zero never changes."""
