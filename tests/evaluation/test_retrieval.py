@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,3 +193,10 @@ def test_bm25_finds_nothing_for_unseen_words() -> None:
 
 def test_bm25_keeps_k_hits() -> None:
     assert list(rank_bm25(ocean_task(), 1)["q"]) == ["trench"]
+
+
+@pytest.mark.slow
+def test_bm25s_is_not_imported_before_it_is_used() -> None:
+    # If jax is installed, bm25s imports it, and jax reserves most of the GPU's memory.
+    code = "import sys, mixfluence.experiment; print('bm25s' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

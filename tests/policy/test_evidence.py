@@ -274,16 +274,17 @@ def furthest(weights: Vector, at: Vector) -> Vector:
 
 
 @pytest.mark.parametrize(("batches", "queries"), [(1.0, 0.1), (0.0, 1.0)], ids=["batches", "queries"])
-def test_rounds_of_noise_leave_the_weights_near_their_start_from_the_third_on(batches: float, queries: float) -> None:
+def test_rounds_of_noise_leave_the_weights_near_their_start_from_the_sixth_on(batches: float, queries: float) -> None:
     def distances(*, careful: bool) -> Vector:
         worlds = [World(seed, batches=batches, queries=queries) for seed in range(40)]
         return np.array([furthest(world.lead(started(careful=careful), 50)[0], EQUAL)[2:] for world in worlds])
 
     careful, careless = distances(careful=True), distances(careful=False)
-    # Of 1/13 = 0.077, in every round.
-    assert np.median(careful, axis=0).max() < 0.05
-    assert careful.mean(axis=0).max() < 0.1
-    assert (careful.mean(axis=0) < 0.65 * careless.mean(axis=0)).all()
+    # Of 1/13 = 0.077, in every round from the sixth on: before, the prior of the gate still counts.
+    settled = careful[:, 3:]
+    assert np.median(settled, axis=0).max() < 0.03
+    assert settled.mean(axis=0).max() < 0.08
+    assert (settled.mean(axis=0) < 0.5 * careless[:, 3:].mean(axis=0)).all()
     assert np.median(careless, axis=0).min() > 0.05
     assert careless.mean(axis=0).max() > 0.2
     # From the tenth on.
