@@ -36,7 +36,7 @@ from mixfluence.data.words import WordTable
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 4, 2
-ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 2_000, 4_000, 256
+ROWS_PER_CHUNK, TEXTS_PER_CHUNK, TEXTS_PER_CALL = 500, 1_000, 256
 TEXTS_COMPARED = 8  # of each chunk, the shortest and the longest among them
 CHUNKS_PER_WORKER = 2  # fewer are not worth the start of a worker
 # A short text beside one that exceeds any maximum length: the output has padding and shows the truncation.
