@@ -22,6 +22,8 @@ from mixfluence.data.tokenize import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
 from mixfluence.influence.snapshot import preserve_modes
 
+# Batches of short texts have at most so many times the batch size.
+LARGEST_BATCH = 8
 # Prompt names that sentence-transformers tries, in this order.
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
@@ -65,17 +67,30 @@ class TextEncoder:
     def outputs(
         self, texts: TokenTable, *, batch_size: int, show_progress: bool = False
     ) -> Iterator[tuple[NDArray[np.int64], dict[str, Any]]]:
-        """Yield the places of some texts, the longest first, and the model's output for them."""
+        """Yield the places of some texts, the longest first, and the model's output for them.
+
+        Batches of short texts are larger: a small forward pass takes a GPU as long as a larger one.
+        """
         model, console = self._model, Console(stderr=True)
-        order = np.argsort(-texts.lengths, kind="stable")
+        batches = _batches(texts.lengths, batch_size)
         with preserve_modes(model), shape_free_attention():
             model.eval()
-            starts = range(0, len(order), batch_size)
-            for start in track(starts, "encoding", console=console, transient=True, disable=not show_progress):
-                places = order[start : start + batch_size]
+            for places in track(batches, "encoding", console=console, transient=True, disable=not show_progress):
                 features = texts.layout.features(texts.token_ids(places))
                 options = {"task": features["task"]} if isinstance(model, MultiVectorEncoder) else {}
                 yield places, model(batch_to_device(features, model.device), **options)
+
+
+def _batches(lengths: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
+    """Return the places of texts by falling length, in batches with about as many tokens as the first one."""
+    order = np.argsort(-lengths, kind="stable")
+    falling = np.maximum(lengths[order], 1)
+    batches, start = [], 0
+    while start < len(order):
+        times = min(falling[0] / falling[start], LARGEST_BATCH)
+        batches.append(order[start : start + int(batch_size * times)])
+        start += len(batches[-1])
+    return batches
 
 
 def shape_free_attention() -> AbstractContextManager[None]:
