@@ -61,7 +61,7 @@ def python_rate() -> float:
 def measure(device: str) -> dict[str, float]:
     """Return microseconds of a launch and of a wait for the device, and the rates of products and copies."""
     on_gpu = device == "cuda"
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if on_gpu else lambda: None
     one = torch.zeros(1, device=device)
 
     def launches() -> None:
@@ -81,7 +81,7 @@ def measure(device: str) -> dict[str, float]:
 
     def train() -> None:
         for _ in range(500):
-            torch.nn.functional.gelu(rows @ weight).sum().backward()
+            torch.autograd.backward(torch.nn.functional.gelu(rows @ weight).sum())
         wait()
 
     found = {

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from side import SIZES, build_trainer, load_model, write_model
 from sizes import write_texts
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 

@@ -168,7 +168,8 @@ def make_clock(options: argparse.Namespace) -> Any:
                 self._begun = time.perf_counter()
             self.steps.append(state.global_step)
             if torch.cuda.is_available():
-                self._marks.append(torch.cuda.Event(enable_timing=True))
+                mark: Any = torch.cuda.Event
+                self._marks.append(mark(enable_timing=True))
                 self._marks[-1].record()
             else:
                 self._marks.append(time.perf_counter())

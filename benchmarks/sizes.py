@@ -70,14 +70,15 @@ def random_texts(rows: int, random: np.random.Generator, median: int, most: int)
     return [" ".join(words[random.integers(0, len(words), length)]) for length in lengths]
 
 
+def random_rows(count: int, seed: int) -> dict[str, list[str]]:
+    random = np.random.default_rng(seed)
+    return {"anchor": random_texts(count, random, 8, 40), "positive": random_texts(count, random, 95, 400)}
+
+
 def write_texts(folder: Path, rows: int) -> None:
     """Write queries and passages of the datasets and of a dev set."""
-    random = np.random.default_rng(0)
-    names = {**{f"set {number}": rows // DATASETS for number in range(DATASETS)}, "dev": 256}
-    texts = {
-        name: {"anchor": random_texts(count, random, 8, 40), "positive": random_texts(count, random, 95, 400)}
-        for name, count in names.items()
-    }
+    texts = {f"set {number}": random_rows(rows // DATASETS, number) for number in range(DATASETS)}
+    texts["dev"] = random_rows(256, DATASETS)
     (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 
 

@@ -46,8 +46,8 @@ def byte_level(*, regex: str | None = None) -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC() if regex else None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, own]) if split else own
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options = {"vocab_size": 330, "special_tokens": SPECIAL, "initial_alphabet": alphabet}
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(**options))
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.decoder = decoders.ByteLevel()
     return with_specials(tokenizer)
 
@@ -57,8 +57,8 @@ def unigram(*, spaced: bool) -> Tokenizer:
     tokenizer.normalizer = normalizers.NFKC()
     marks = pre_tokenizers.Metaspace()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks]) if spaced else marks
-    options = {"vocab_size": 90, "special_tokens": SPECIAL, "unk_token": "[UNK]"}
-    tokenizer.train_from_iterator(CORPUS * 3, trainers.UnigramTrainer(**options))
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token="[UNK]")
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
     return with_specials(tokenizer)
 
 

@@ -51,6 +51,13 @@ class WordTable:
         bodies = (np.array(next(encoded).ids[kept], np.int32) if ids is None else ids for ids in found)
         return [np.concatenate([self._prefix, body, self._suffix]) for body in bodies]
 
+    def _forget(self) -> None:
+        self._numbers = _Numbers()
+        self._ids: NDArray[np.int32] = np.empty(0, np.int32)
+        self._starts: NDArray[np.int64] = np.empty(0, np.int64)
+        self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
+        self._uncertain: NDArray[np.bool_] = np.empty(0, np.bool_)
+
     def _look_up(self, texts: Sequence[str], most: int, split: Split) -> list[NDArray[np.int32] | None]:
         """Return the first ids of each text; None for one that must be tokenised as a whole."""
         if len(self._numbers) > MOST_WORDS or len(self._ids) > MOST_IDS:
@@ -85,12 +92,6 @@ class WordTable:
         self._lengths = np.concatenate([self._lengths, lengths])
         self._uncertain = np.concatenate([self._uncertain, [_leans_on_space(word) for word in new]])
         self._ids = np.concatenate([self._ids, np.array(found.ids, np.int32)])
-
-    def _forget(self) -> None:
-        self._numbers = _Numbers()
-        self._ids = np.empty(0, np.int32)
-        self._starts, self._lengths = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._uncertain = np.empty(0, np.bool_)
 
 
 class _Numbers(dict[str, int]):
