@@ -1,27 +1,37 @@
 """Encoding and exact search against sentence-transformers' own evaluator, on the union of many corpora.
 
 Every domain's test queries search the passages of all domains. Judgements are binary, as in the evaluator of
-sentence-transformers. Each side loads an encoder of its own and is timed from texts to NDCG@10: ours with an empty
-token cache, ours again with a full one, ours in bf16, and the evaluator in both precisions.
+sentence-transformers. Every side has a process of its own with a limit, and is timed from texts to NDCG@10: ours,
+which encodes in bf16 on a GPU, with an empty token cache and with a full one, and the evaluator in both precisions.
 
-    MIXFLUENCE_CACHE=$(mktemp -d) python benchmarks/evaluation.py DATA --model minilm
+    python benchmarks/evaluation.py DATA --model minilm --passages 250000 500000 1000000
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import sys
+import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from tokenising import run
 
 from mixfluence import load_encoder
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.data.tokenize import tokenise_texts
+from mixfluence.embedding import text_encoders
+from mixfluence.evaluation.retrieval import rank_task, score_task
+
+SIDES = ["stock", "stock, bf16", "ours", "ours, cached"]
 
 
 def union(folders: list[Path]) -> RetrievalSet:
@@ -51,42 +61,77 @@ def union(folders: list[Path]) -> RetrievalSet:
     )
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Time one side from texts to NDCG@10, and encoding alone of ours."""
+    task = union(sorted(path for path in options.data.iterdir() if (path / "corpus.jsonl").exists()))
+    if options.one_passages:
+        task = enlarged(task, options.one_passages)
+    model = load_encoder(options.model, query_length=64, passage_length=192)
+    model.encode(task.docs[: options.batch], show_progress_bar=False)  # loads kernels, at the cost of no side
+    evaluator = InformationRetrievalEvaluator(
+        dict(zip(task.query_ids, task.queries, strict=True)),
+        dict(zip(task.doc_ids, task.docs, strict=True)),
+        {query: set(relevant) for query, relevant in task.qrels.items()},
+        batch_size=options.batch,
+        write_csv=False,
+    )
+    found: dict[str, Any] = {"queries": len(task.queries), "passages": len(task.docs)}
+    if "cached" in options.one:
+        for task_name, encoder in text_encoders(model, {"query": None, "document": None}).items():
+            tokenise_texts(task.queries if task_name == "query" else task.docs, encoder.side)
+    started = time.perf_counter()
+    if "stock" in options.one:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled="bf16" in options.one):
+            found["ndcg"] = float(evaluator(model)["cosine_ndcg@10"])
+    else:
+        rankings = rank_task(model, task, batch_size=options.batch)
+        found["searched"] = time.perf_counter() - started
+        found["ndcg"] = score_task(task, rankings).summary()["ndcg@10"]
+    return found | {"seconds": time.perf_counter() - started}
+
+
+def enlarged(task: RetrievalSet, passages: int) -> RetrievalSet:
+    """Return a task with so many passages, the added ones not relevant: earlier ones with a number."""
+    count = len(task.docs)
+    added = range(count, passages)
+    docs = [*task.docs, *(f"{number} {task.docs[number % count]}" for number in added)]
+    return replace(task, docs=docs, doc_ids=[*task.doc_ids, *(f"added {number}" for number in added)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--sides", nargs="*", default=SIDES)
+    parser.add_argument("--passages", type=int, nargs="*", default=[], help="larger corpora, for ours")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds that a side may take")
+    parser.add_argument("--out", type=Path, default=Path("evaluation.jsonl"))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--one-passages", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    task = union(sorted(path for path in options.data.iterdir() if (path / "corpus.jsonl").exists()))
-    print(f"{len(task.queries)} queries, {len(task.docs)} passages", flush=True)
-    judged = {query: set(relevant) for query, relevant in task.qrels.items()}
-    evaluator = InformationRetrievalEvaluator(
-        dict(zip(task.query_ids, task.queries, strict=True)),
-        dict(zip(task.doc_ids, task.docs, strict=True)),
-        judged,
-        batch_size=options.batch,
-        write_csv=False,
-    )
-
-    def ours(model: Any) -> float:
-        return evaluate(model, task, batch_size=options.batch).summary()["ndcg@10"]
-
-    def stock(model: Any) -> float:
-        return float(evaluator(model)["cosine_ndcg@10"])
-
-    first: tuple[float, float] | None = None
-    sides = {"ours": ours, "ours, tokens cached": ours, "ours, bf16": ours, "stock": stock, "stock, bf16": stock}
-    for name, score in sides.items():
-        model = load_encoder(options.model, query_length=64, passage_length=192)
-        model.encode(task.docs[: options.batch], show_progress_bar=False)  # loads kernels, at the cost of no side
-        started = time.perf_counter()
-        with torch.autocast(model.device.type, torch.bfloat16, enabled="bf16" in name):
-            ndcg = score(model)
-        seconds = time.perf_counter() - started
-        first = first or (seconds, ndcg)
+    if options.one:
+        print(json.dumps(measure(options)))
+        return
+    options.out.unlink(missing_ok=True)
+    jobs: list[tuple[str, int]] = [(side, 0) for side in options.sides]
+    jobs += [("ours", passages) for passages in options.passages]
+    first: dict[str, Any] = {}
+    for side, passages in jobs:
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", side, "--one-passages", str(passages)]
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["MIXFLUENCE_CACHE"] = cache
+            found = run(command, options.limit)
+        with options.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"side": side} | found) + "\n")
+        if "error" in found:
+            print(f"{side:20} failed: {found['error']}", flush=True)
+            continue
+        first = first or found
         print(
-            f"{name:20} {seconds:7.1f} s, {seconds / first[0]:.2f} of ours; "
-            f"ndcg@10 {ndcg:.6f}, {ndcg - first[1]:+.6f}",
+            f"{side:20} {found['queries']:,} queries, {found['passages']:,} passages: {found['seconds']:7.1f} s"
+            + (f" (searched after {found['searched']:.1f})" if "searched" in found else "")
+            + f", ndcg@10 {found['ndcg']:.6f}, {found['ndcg'] - first['ndcg']:+.6f}",
             flush=True,
         )
 

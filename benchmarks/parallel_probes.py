@@ -20,6 +20,7 @@ from statistics import fmean
 def probe(options: argparse.Namespace) -> None:
     """Train a few steps with rounds of probes; the trace goes to the output folder."""
     import torch
+    from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainingArguments
     from sizes import random_rows
 
@@ -27,7 +28,7 @@ def probe(options: argparse.Namespace) -> None:
 
     on_gpu = torch.cuda.is_available()
     model = load_encoder(options.model, query_length=32, passage_length=128)
-    pool = {f"set {n}": random_rows(20 * options.batch, model, n) for n in range(options.datasets)}
+    pool = {f"set {n}": Dataset.from_dict(random_rows(20 * options.batch, n)) for n in range(options.datasets)}
     args = SentenceTransformerTrainingArguments(
         options.output,
         max_steps=4,
@@ -40,7 +41,7 @@ def probe(options: argparse.Namespace) -> None:
     )
     probes = Probe(batch_size=options.batch, dev_batch_size=2 * options.batch)
     strategy = InfDDS(init=UNIFORM, update_every=1, warmup_steps=1, freeze_below=0.0, probe=probes)
-    dev = {"target": random_rows(2 * options.batch, model, 100)}
+    dev = {"target": Dataset.from_dict(random_rows(2 * options.batch, 100))}
     MixtureTrainer(model, args, pool, dev, strategy, info_nce(model, 0.05)).train()
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

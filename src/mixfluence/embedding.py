@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from mixfluence.data.tokenize import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
 from mixfluence.influence.snapshot import preserve_modes
 
+# Batches of short texts have at most so many times the batch size.
+LARGEST_BATCH = 8
 # Prompt names that sentence-transformers tries, in this order.
 OWN_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
@@ -50,14 +52,20 @@ class TextEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False, unit: bool = True) -> Tensor:
-        """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`."""
+        """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`.
+
+        A GPU computes in bf16, and returns fp32.
+        """
         found, order = [], []
-        for places, output in self.outputs(texts, batch_size=batch_size, show_progress=show_progress):
-            embeddings = output["sentence_embedding"]
-            if self._model.truncate_dim is not None:
-                embeddings = truncate_embeddings(embeddings, self._model.truncate_dim)
-            found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
-            order.append(torch.from_numpy(places))
+        on_gpu = self._model.device.type == "cuda"
+        with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
+            for places, output in self.outputs(texts, batch_size=batch_size, show_progress=show_progress):
+                embeddings = output["sentence_embedding"]
+                embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+                if self._model.truncate_dim is not None:
+                    embeddings = truncate_embeddings(embeddings, self._model.truncate_dim)
+                found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
+                order.append(torch.from_numpy(places))
         joined = torch.cat(found)
         return torch.empty_like(joined).index_copy_(0, torch.cat(order).to(joined.device), joined)
 
@@ -65,17 +73,30 @@ class TextEncoder:
     def outputs(
         self, texts: TokenTable, *, batch_size: int, show_progress: bool = False
     ) -> Iterator[tuple[NDArray[np.int64], dict[str, Any]]]:
-        """Yield the places of some texts, the longest first, and the model's output for them."""
+        """Yield the places of some texts, the longest first, and the model's output for them.
+
+        Batches of short texts are larger: a small forward pass takes a GPU as long as a larger one.
+        """
         model, console = self._model, Console(stderr=True)
-        order = np.argsort(-texts.lengths, kind="stable")
+        batches = _batches(texts.lengths, batch_size)
         with preserve_modes(model), shape_free_attention():
             model.eval()
-            starts = range(0, len(order), batch_size)
-            for start in track(starts, "encoding", console=console, transient=True, disable=not show_progress):
-                places = order[start : start + batch_size]
+            for places in track(batches, "encoding", console=console, transient=True, disable=not show_progress):
                 features = texts.layout.features(texts.token_ids(places))
                 options = {"task": features["task"]} if isinstance(model, MultiVectorEncoder) else {}
                 yield places, model(batch_to_device(features, model.device), **options)
+
+
+def _batches(lengths: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
+    """Return the places of texts by falling length, in batches with about as many tokens as the first one."""
+    order = np.argsort(-lengths, kind="stable")
+    falling = np.maximum(lengths[order], 1)
+    batches, start = [], 0
+    while start < len(order):
+        times = min(falling[0] / falling[start], LARGEST_BATCH)
+        batches.append(order[start : start + int(batch_size * times)])
+        start += len(batches[-1])
+    return batches
 
 
 def shape_free_attention() -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 - Embeddings equal those of `encode_query` and `encode_document` of sentence-transformers, in the order of the texts:
   for transformers and static models, with prompts of the task or of the model under any name, with truncated texts
   and with truncated dimensions.
+- Batches of short texts are larger, and none has more tokens than the first may have.
 - Texts are tokenised once, on one core or on several.
 - A model whose inputs are more than token ids is refused.
 """
@@ -13,14 +14,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from mixfluence.data import tokenize
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import Ids
+from mixfluence.embedding import _batches
 from mixfluence.errors import MixfluenceError
 from mixfluence.evaluation.search import encode_task
 
@@ -108,3 +113,15 @@ def test_inputs_that_are_more_than_token_ids_are_refused(
     monkeypatch.setattr(tiny_bert, "preprocess", with_positions)
     with pytest.raises(MixfluenceError, match="'position_ids'"):
         encode_task(tiny_bert, task, batch_size=64)
+
+
+@given(lengths=st.lists(st.integers(0, 50), max_size=40), batch_size=st.integers(1, 6))
+def test_batches_cover_all_texts_with_no_more_tokens_than_the_first_may_have(
+    lengths: list[int], batch_size: int
+) -> None:
+    batches = _batches(np.array(lengths, np.int64), batch_size)
+    assert sorted(place for batch in batches for place in batch.tolist()) == list(range(len(lengths)))
+    for batch in batches[:-1]:
+        assert len(batch) >= batch_size
+    for batch in batches:
+        assert len(batch) * max(1, *(lengths[place] for place in batch)) <= batch_size * max(1, *lengths)

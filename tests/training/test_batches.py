@@ -6,6 +6,7 @@
 - With cached gradients it has the same value and the same gradient.
 - Teacher scores become the label; the dataset's name is there when a loss per dataset needs it.
 - Training takes the number it is given or else as many as every row has, and says so if some have more.
+- Nodes tokenise different datasets first.
 - A dev row without negatives does not take them from the other rows; a dev set without any is judged without.
 """
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row, RowSet
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.data.tokens import TokenisedRows
@@ -30,7 +33,14 @@ from mixfluence.influence import DevBatch, Metric, Probe
 from mixfluence.influence.metrics import info_nce_metric
 from mixfluence.policy import UNIFORM
 from mixfluence.strategies import InfDDS
-from mixfluence.training.batches import MixtureRows, collate, dev_negatives_per_row, negatives_per_row
+from mixfluence.training import batches
+from mixfluence.training.batches import (
+    MixtureRows,
+    collate,
+    dev_negatives_per_row,
+    negatives_per_row,
+    tokenise_all,
+)
 from mixfluence.training.losses import info_nce
 from tests.conftest import row_set
 from tests.training.test_inf_dds import EVERY_STEP, small_run
@@ -216,3 +226,26 @@ def test_a_run_is_judged_with_them(
     dev = {"dev": rows(*[3, 0, 1] * 3)}
     small_run(make_static(), tmp_path, InfDDS(init=UNIFORM, **EVERY_STEP, probe=probe), dev_dataset=dev)
     assert seen == columns
+
+
+def test_nodes_begin_with_different_datasets(static: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    sets = Mixture({name: row_set(Row(name, "w1"), Row("w2", name)) for name in ("w5", "w6", "w7", "w8")})
+    opened: list[str] = []
+
+    def record(rows: RowSet, *others: Any) -> TokenisedRows:
+        opened.append(rows.rows["anchor"][0])
+        return tokenise(rows, *others)
+
+    monkeypatch.setattr(batches, "tokenise", record)
+    firsts = []
+    for process in range(4):
+        opened.clear()
+        args = SimpleNamespace(
+            process_index=process, world_size=4, local_process_index=process % 2, disable_tqdm=True, prompts=None
+        )
+        found = tokenise_all(sets, static, cast(Any, args), sets)
+        assert list(found) == list(sets)
+        assert sorted(opened) == sorted(sets)
+        firsts.append(opened[0])
+    assert firsts == ["w5", "w5", "w7", "w7"]

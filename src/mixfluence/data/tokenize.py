@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 from mixfluence.data.cache import cached
 from mixfluence.data.rows import RowSet, text_key
 from mixfluence.data.tokens import Ids, SelectedRows, TokenisedRows, TokenLayout, TokenTable, write_tables
+from mixfluence.data.words import WordTable
 from mixfluence.errors import DataError, MixfluenceError
 
 ROWS_CACHE_VERSION, TEXTS_CACHE_VERSION = 4, 2
@@ -62,22 +63,33 @@ class Tokeniser:
     """A model's own `preprocess`; its layout is determined once per side and prompt."""
 
     def __init__(self, model: BaseModel) -> None:
-        self._model = model
+        self.model = model
         tokenizer = model.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if hasattr(backend, "to_str"):
-            self._definition = _hash_definition(backend.to_str(), getattr(tokenizer, "truncation_side", None))
+            self.definition = _hash_definition(backend.to_str(), getattr(tokenizer, "truncation_side", None))
         elif hasattr(tokenizer, "get_vocab"):
-            self._definition = _hash({"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
+            self.definition = _hash({"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
         else:
             raise MixfluenceError(f"texts of a {type(tokenizer).__name__} cannot be cached as token ids")
         self._sides: dict[tuple[Task, str], Side] = {}
 
+    @cached_property  # copied when the first text is tokenised, which may never happen
+    def words(self) -> WordTable | None:
+        """A copy of the tokenizer underneath, if there is one, for all sides."""
+        backend = getattr(self.model.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        copy = Tokenizer.from_str(backend.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        return WordTable(copy)
+
     def side(self, task: Task, prompt: str) -> Side:
         """Return the tokenizer of queries or documents with a prompt."""
         if (task, prompt) not in self._sides:
-            pairs = isinstance(self._model, CrossEncoder)
-            side = TextSide(prompt) if pairs else Side(self._model, task, prompt, self._definition)
+            pairs = isinstance(self.model, CrossEncoder)
+            side = TextSide(prompt) if pairs else Side(self, task, prompt)
             self._sides[task, prompt] = side
         return self._sides[task, prompt]
 
@@ -85,11 +97,12 @@ class Tokeniser:
 class Side:
     """The tokenizer with a task and a prompt; the fingerprint differs if the same text gives other ids."""
 
-    def __init__(self, model: BaseModel, task: Task, prompt: str, definition: str) -> None:
-        self._model = model
+    def __init__(self, tokeniser: Tokeniser, task: Task, prompt: str) -> None:
+        self._tokeniser = tokeniser
+        self._model = tokeniser.model
         self._options = {"task": task, "prompt": prompt or None}
         self.layout, probe_ids, self._longest = self._find_layout()
-        self.fingerprint = _hash([definition, asdict(self.layout), probe_ids, prompt])
+        self.fingerprint = _hash([tokeniser.definition, asdict(self.layout), probe_ids, prompt])
 
     def tokenise(self, texts: list[str]) -> Ids:
         """Return the ids of all texts in one array, and each text's length in tokens."""
@@ -100,19 +113,17 @@ class Side:
 
     def _is_exact(self, texts: list[str]) -> bool:
         """Return whether the tokenizer underneath gives the ids of `preprocess`."""
-        if self._backend is None:
+        if self._words is None:
             return False
         pairs = zip(self._encode(texts), self._preprocess(texts, range(len(texts))), strict=True)
         return all(np.array_equal(first, second) for first, second in pairs)
 
     def _encode(self, texts: list[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each text by the tokenizer underneath, without padding."""
-        assert self._backend is not None
+        assert self._words is not None
+        left = self._model.tokenizer.truncation_side == "left"
         prompt = self._options["prompt"] or ""
-        return [
-            np.array(found.ids, np.int32)
-            for found in self._backend.encode_batch_fast([prompt + text for text in texts])
-        ]
+        return self._words.encode([prompt + text for text in texts], self._longest, truncate_left=left)
 
     def _preprocess(self, texts: list[str], by_length: Sequence[int]) -> list[NDArray[np.int32]]:
         """Return the ids of each text by the model's own `preprocess`."""
@@ -131,17 +142,9 @@ class Side:
                 ids_of[place] = own
         return ids_of
 
-    @cached_property  # copied when the first text is tokenised, which may never happen
-    def _backend(self) -> Tokenizer | None:
-        """A copy of the tokenizer underneath that truncates to the longest length, if there is one."""
-        tokenizer = self._model.tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None or not self.layout.padded:
-            return None
-        copy = Tokenizer.from_str(backend.to_str())
-        copy.no_padding()
-        copy.enable_truncation(self._longest, direction=tokenizer.truncation_side)
-        return copy
+    @property
+    def _words(self) -> WordTable | None:
+        return self._tokeniser.words if self.layout.padded else None
 
     def _find_layout(self) -> tuple[TokenLayout, list[int], int]:
         """Return the layout, the ids of two texts, and the length of the longest, which is truncated."""
@@ -206,10 +209,10 @@ def _real_tokens(output: dict[str, Any]) -> Any:
     return mask if mask is None else mask.bool() if added is None else mask.bool() & ~added
 
 
-@lru_cache(maxsize=2)  # asked for at every evaluation, and vocabularies can be large
 def _hash_definition(definition: str, truncation_side: str | None) -> str:
-    # With the truncation side but without lengths, which calls change.
-    return _hash(json.loads(definition) | {"padding": None, "truncation": truncation_side})
+    # Without the truncation and padding at its start, which calls change. Not parsed: vocabularies can be large.
+    rest = definition[definition.find('"added_tokens"') :]
+    return xxhash.xxh3_128_hexdigest(f"{truncation_side} {rest}".encode())
 
 
 def _hash(value: Any) -> str:

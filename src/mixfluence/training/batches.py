@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,10 +143,23 @@ def tokenise_all(
     with Progress(console=console, transient=True, disable=silent) as progress:
         wholes = {rows.whole.fingerprint: len(rows.whole) for rows in datasets.values()}
         bar = progress.add_task("tokenising", total=sum(wholes.values()))
-        return {
-            name: tokenise(rows, tokeniser, prompts_of(args, name, names), lambda count: progress.advance(bar, count))
-            for name, rows in datasets.items()
+        found = {
+            name: tokenise(
+                datasets[name], tokeniser, prompts_of(args, name, names), lambda count: progress.advance(bar, count)
+            )
+            for name in _own_first(list(datasets), args)
         }
+        return {name: found[name] for name in datasets}
+
+
+def _own_first(names: list[str], args: BaseTrainingArguments) -> list[str]:
+    """Return the datasets in the order in which a process opens them: each node begins with another share of them.
+
+    On a shared cache, nodes so divide the tokenising among them.
+    """
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    first = len(names) * (args.process_index // per_node) * per_node // args.world_size
+    return names[first:] + names[:first]
 
 
 def prompts_of(args: BaseTrainingArguments, dataset: str, datasets: Container[str]) -> Prompts:
