@@ -42,6 +42,10 @@ def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
             model.add_adapter(config)
         except ValueError as error:
             raise RecipeError(f"model.lora: refused by PEFT ({error})") from error
+    # PEFT makes adapters in the precision of their base, in which small updates would be lost.
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def has_adapter(model: BaseModel) -> bool:
