@@ -14,6 +14,23 @@ from sentence_transformers.base.model import BaseModel
 from mixfluence.errors import RecipeError
 
 
+def base_weights(precision: str) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for the frozen weights below an adapter, by the word of recipes."""
+    if precision in {"fp32", "bf16"}:
+        return {"dtype": {"fp32": "float32", "bf16": "bfloat16"}[precision]}
+    if find_spec("bitsandbytes") is None:
+        raise RecipeError(f"model.lora.base: {precision} needs a package: pip install bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    if precision == "int8":
+        quantised = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        quantised = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+    return {"dtype": "bfloat16", "quantization_config": quantised}
+
+
 def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
     """Add an adapter to the transformer of a model, whose other weights are then frozen.
 
@@ -51,6 +68,11 @@ def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
 def has_adapter(model: BaseModel) -> bool:
     """Return whether only an adapter of a model is trained."""
     return bool(getattr(model.transformers_model, "_hf_peft_config_loaded", False))
+
+
+def is_four_bit(model: BaseModel) -> bool:
+    """Return whether the weights below an adapter are quantised to four bits."""
+    return bool(getattr(model.transformers_model, "is_loaded_in_4bit", False))
 
 
 def merge_lora(model: BaseModel) -> BaseModel:
