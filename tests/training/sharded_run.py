@@ -1,4 +1,4 @@
-"""A short run on two processes that share a model, which `test_sharded` starts: MODEL OUTPUT [STEP_OF_A_KILL]."""
+"""A short run on processes that share a model, which `test_sharded` starts: MODEL OUTPUT [STEP_OF_A_KILL]."""
 
 from __future__ import annotations
 
