@@ -41,17 +41,7 @@ def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
         raise RecipeError("model.lora: needs an extra: pip install 'mixfluence[peft]'")
     if not model.has_peft_compatible_model():
         raise RecipeError("model.lora: the model has no transformer to adapt")
-    from peft import LoraConfig, TaskType
-
-    head = isinstance(model, CrossEncoder)
-    config = LoraConfig(
-        task_type=TaskType.SEQ_CLS if head else TaskType.FEATURE_EXTRACTION,
-        r=settings["rank"],
-        lora_alpha=settings["alpha"],
-        lora_dropout=settings["dropout"],
-        target_modules=settings["targets"],
-        modules_to_save=["classifier", "score"] if head else None,
-    )
+    config = lora_config(settings, head=isinstance(model, CrossEncoder))
     # The same in every run, which a resumed one depends on.
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -63,6 +53,20 @@ def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+def lora_config(settings: Mapping[str, Any], *, head: bool) -> Any:
+    """Return PEFT's configuration of an adapter; the head of a cross-encoder is trained as a whole."""
+    from peft import LoraConfig, TaskType
+
+    return LoraConfig(
+        task_type=TaskType.SEQ_CLS if head else TaskType.FEATURE_EXTRACTION,
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules=settings["targets"],
+        modules_to_save=["classifier", "score"] if head else None,
+    )
 
 
 def has_adapter(model: BaseModel) -> bool:

