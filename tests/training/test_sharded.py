@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.errors import RecipeError
@@ -69,6 +70,19 @@ def test_a_run_continues_on_another_number_of_processes(tiny_bert_folder: Path, 
         saved = SentenceTransformer(str(folder / MODEL), device="cpu")
         pairs = zip(one.model.state_dict().values(), saved.state_dict().values(), strict=True)
         assert max(float((mine - theirs).abs().max()) for mine, theirs in pairs) < 1e-4
+
+
+@pytest.mark.soak
+def test_an_adapter_in_shards_is_that_of_one_process(tiny_bert_folder: Path, tmp_path: Path) -> None:
+    # With a loss for each dataset.
+    one = guided_run(str(tiny_bert_folder), tmp_path / "one", False, "together", adapter=True)
+    start_processes(sharded_run, str(tiny_bert_folder), tmp_path / "sharded", 0, True)
+    assert_same_trace(tmp_path / "one", tmp_path / "sharded")
+    one.model.save_pretrained(str(tmp_path / "one" / MODEL))
+    files = [load_file(tmp_path / name / MODEL / "adapter_model.safetensors") for name in ("one", "sharded")]
+    assert files[0].keys() == files[1].keys()
+    assert max(float((files[0][name] - files[1][name]).abs().max()) for name in files[0]) < 1e-4
+    assert any(values.any() for name, values in files[1].items() if "lora_B" in name)
 
 
 def resumed_run(model_folder: str, output: Path) -> None:
