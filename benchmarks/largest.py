@@ -175,7 +175,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        run_side(*options.one, options)
+        name, side = options.one
+        run_side(name, side, options)
         return
     options.out.unlink(missing_ok=True)
     for name in options.models:

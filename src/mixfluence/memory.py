@@ -48,7 +48,7 @@ class Memory:
     @property
     def total(self) -> float:
         """All parts together."""
-        return sum(vars(self).values())
+        return float(sum(vars(self).values()))
 
     def sharded(self, processes: int) -> Memory:
         """Return what each process holds if they share a model (FSDP2), besides the layers that are gathered."""
