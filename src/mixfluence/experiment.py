@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
-from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
@@ -205,6 +205,8 @@ def _prepare(
     once; after it, they are written.
     """
     trainer = build_trainer(recipe, stage, data, callbacks)
+    if trainer.is_fsdp_enabled and _merges_adapter(recipe):
+        raise RecipeError("model.lora.merged: the adapter of a model in shards is saved alone; set merged to false")
     first = trainer.is_world_process_zero()
     if first:
         if "encoder" not in inputs:
@@ -224,19 +226,25 @@ def _prepare(
 
 
 def _save_model(recipe: Recipe, trainer: MixtureMixin, folder: Path) -> None:
-    with writing(folder / runs.MODEL_FOLDER):
-        trainer.save_model(str(folder / runs.MODEL_FOLDER))
-        if recipe.model.lora and recipe.model.lora.merged and trainer.is_world_process_zero():
-            for file in (folder / runs.MODEL_FOLDER).glob("adapter_*"):
+    saved = folder / runs.MODEL_FOLDER
+    with writing(saved):
+        trainer.save_model(str(saved))
+        if _merges_adapter(recipe) and trainer.is_world_process_zero():
+            for file in saved.glob("adapter_*"):
                 file.unlink()
-            merge_lora(trainer.model).save_pretrained(str(folder / runs.MODEL_FOLDER), create_model_card=False)
+            merge_lora(trainer.model).save_pretrained(str(saved), create_model_card=False)
     if trainer.is_world_process_zero():
         if trainer.is_fsdp_enabled:
             # The other processes, which have the rest of it, do not take part in testing.
-            trainer.model = trainer.model_class(str(folder / runs.MODEL_FOLDER), device=str(trainer.args.device))
+            whole = {"name": str(saved), "revision": None, "lora": None}
+            trainer.model = build_model(recipe.model.model_copy(update=whole)).to(trainer.args.device)
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
-        (folder / runs.MODEL_FOLDER / "training_args.bin").unlink(missing_ok=True)
-        sync_folder(folder / runs.MODEL_FOLDER)
+        (saved / "training_args.bin").unlink(missing_ok=True)
+        sync_folder(saved)
+
+
+def _merges_adapter(recipe: Recipe) -> bool:
+    return recipe.model.lora is not None and recipe.model.lora.merged
 
 
 def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:

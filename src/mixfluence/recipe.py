@@ -23,15 +23,23 @@ PLAIN_TEMPERATURE = 1.0
 class LoraSection(Section):
     """A LoRA adapter through PEFT: only low-rank changes of the linear layers are trained.
 
-    `targets` are names of layers, or `all-linear`. The saved model has the adapter `merged` into its weights, or is
-    the adapter alone, which needs the original model to be loaded.
+    `targets` are names of layers, or `all-linear`. `base` is the precision of the frozen weights; `int8` and `nf4`
+    are quantised by bitsandbytes. The saved model has the adapter `merged` into its weights, or is the adapter alone,
+    which needs the original model to be loaded.
     """
 
     rank: Count = 16
     alpha: Positive = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Literal["all-linear"] | list[str] = "all-linear"
+    base: Literal["fp32", "bf16", "int8", "nf4"] = "fp32"
     merged: bool = True
+
+    @model_validator(mode="after")
+    def _quantised(self) -> Self:
+        if self.merged and self.base in {"int8", "nf4"}:
+            raise ValueError(f"merged: an adapter cannot be merged into weights in {self.base}; set merged to false")
+        return self
 
 
 class ModelSection(Section):

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import TrainerCallback
 
 from mixfluence.clustering.arms import arms_of
 from mixfluence.data.mixture import Mixture
+from mixfluence.encoders import load_encoder
 from mixfluence.influence import Probe, Reptile, info_nce_metric
 from mixfluence.influence.shards import local
 from mixfluence.policy import UNIFORM, Arms, PolicyGradient
@@ -23,6 +23,7 @@ from mixfluence.training.trainer import MixtureMixin
 from tests.training.runs import arguments, build, pool
 
 ROWS = 8
+LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": ["query", "value"]}
 # The step of the only checkpoint of runs that write one.
 CHECKPOINT = 4
 Processes = Literal["divided", "together"]
@@ -50,14 +51,16 @@ def main(
     arms: bool = False,
     processes: Processes = "divided",
     callbacks: Sequence[TrainerCallback] = (),
+    adapter: bool = False,
     **options: Any,
 ) -> MixtureMixin:
     """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
 
     With arms, every dataset is cut in two, and batches mix both. Probes `together` have the eight rows of a training
-    step too, and the model does not follow them. Other options are training arguments.
+    step too, and the model does not follow them. With `adapter` a LoRA adapter is trained, by a loss for each dataset.
+    Other options are training arguments.
     """
-    model = SentenceTransformer(model_folder, device="cpu")
+    model: Any = load_encoder(model_folder, lora=LORA if adapter else None, device="cpu")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -80,9 +83,11 @@ def main(
         reptile=Reptile() if processes == "divided" else None,
         arms=Arms(batches="dataset") if arms else None,
     )
-    loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
+    loss: Any = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
     # Three datasets, so that two processes have not the same number of them.
     datasets = Mixture({**pool(), "words": pool()["near"].select(range(10, 24))})
+    if adapter:
+        loss = {name: info_nce(model, 0.05, gather_across_devices=args.world_size > 1) for name in datasets}
     if arms:
         datasets = arms_of(datasets, np.arange(sum(datasets.sizes.values()), dtype=np.int16) % 2).mixture
     dev = {"dev": pool()["near"], "other": pool()["far"]}

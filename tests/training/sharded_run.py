@@ -1,4 +1,4 @@
-"""A short run on two processes that share a model, which `test_sharded` starts: MODEL OUTPUT [STEP_OF_A_KILL]."""
+"""A short run on processes that share a model, which `test_sharded` starts: MODEL OUTPUT [STEP_OF_A_KILL]."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Killed(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(model_folder: str, output: Path, killed_at: int = 0) -> bool:
+def main(model_folder: str, output: Path, killed_at: int = 0, adapter: bool = False) -> bool:
     """Train or resume, save the model whole and its parts in `process-N.npz`, and return whether it was resumed."""
     shard_on_cpu()
     callbacks = [Killed(killed_at)] if killed_at else []
     saving = {"save_strategy": "steps", "save_steps": CHECKPOINT}
-    trainer = guided_run(model_folder, output, False, "together", callbacks, **SHARDED, **saving)
+    trainer = guided_run(model_folder, output, False, "together", callbacks, adapter, **SHARDED, **saving)
     trainer.save_model(str(output / MODEL))
     return trainer.resumed is not None
 

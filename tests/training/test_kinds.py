@@ -140,12 +140,36 @@ def marked(seed: int, *, shuffled: bool = False) -> Dataset:
     return Dataset.from_dict(dict(zip(("query", "answer", "negative"), zip(*rows, strict=True), strict=True)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def groups() -> Dataset:
+    """Words of one of three groups belong together: what a model knows before an adapter is trained."""
+    draw = random.Random(5)
+
+    def words(first: int) -> str:
+        return " ".join(f"w{first + draw.randrange(50)}" for _ in range(2))
+
+    pairs = [draw.sample((0, 50, 100), 2) for _ in range(200)]
+    rows = [(words(own), words(own), words(other)) for own, other in pairs]
+    return Dataset.from_dict(dict(zip(("query", "answer", "negative"), zip(*rows, strict=True), strict=True)))
+
+
+def adapted(folder: Path, scratch: Path) -> BaseModel:
+    """Return a model that knows the groups of words, with a new adapter."""
+    model = load_encoder(str(folder), device="cpu")
+    options = {"max_steps": 60, "per_device_train_batch_size": 16, "logging_steps": 60, "loss": info_nce(model, 0.2)}
+    new_trainer(model, scratch, Static(), train_dataset={"groups": groups()}, **options).train()
+    model.save_pretrained(str(scratch / "base"))
+    return load_encoder(str(scratch / "base"), lora=LORA | {"rank": 8, "targets": "all-linear"}, device="cpu")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "lora"])
 def test_a_dataset_like_the_target_rises_and_a_shuffled_one_falls(
-    tiny_bert_folder: Path, tmp_path: Path, kind: Kind
+    tiny_bert_folder: Path, tmp_path: Path, kind: Any
 ) -> None:
-    model = load_encoder(str(tiny_bert_folder), kind=kind, device="cpu")
-    temperature, rate = (0.2, 0.003) if kind == "dense" else (1.0, 0.01)
+    if kind == "lora":
+        model = adapted(tiny_bert_folder, tmp_path / "groups")
+    else:
+        model = load_encoder(str(tiny_bert_folder), kind=kind, device="cpu")
+    temperature, rate = (0.2, 0.003) if kind in {"dense", "lora"} else (1.0, 0.01)
     probe = Probe(metric=info_nce_metric(temperature, hard_negatives=True), dev_batch_size=32)
     strategy = InfDDS(init=UNIFORM, update_every=2, warmup_steps=4, inner_steps=2, probe=probe)
     options = {"max_steps": 16, "learning_rate": rate, "per_device_train_batch_size": 16, "logging_steps": 8}

@@ -15,6 +15,7 @@ from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, r
 from mixfluence.display import percent, printable
 
 if TYPE_CHECKING:
+    from mixfluence.memory import Memory
     from mixfluence.plan import Plan, StagePlan
 
 
@@ -92,9 +93,26 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
                 yield "measuring", _updates(stage)
     steps = plan.recipe.training.steps
     yield "cost", f"{plan.cost:,.0f} training steps, {plan.times_static:.2f} times a static run of {steps:,}"
+    yield from _memory(plan)
+
+
+def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
+    from mixfluence.memory import plan_memory
+
     place = " on each process" if plan.processes > 1 else ""
-    training = f"{plan.memory - plan.sampler_memory:g} parameter sizes to train with Adam{place}"
-    yield "memory", f"{training}, {plan.sampler_memory:g} for the sampler; activations come on top"
+    found = plan_memory(plan.recipe, plan.processes, plan.sampler_memory)
+    if found is None:
+        training = f"{plan.memory - plan.sampler_memory:g} parameter sizes to train with Adam{place}"
+        yield "memory", f"{training}, {plan.sampler_memory:g} for the sampler; activations come on top"
+        return
+    yield "memory", f"about {_gib(found)}{place}"
+    if plan.processes > 1:
+        yield "in shards", f"about {_gib(found.sharded(plan.processes))} with FSDP2, and layers that are gathered"
+
+
+def _gib(memory: Memory) -> str:
+    parts = [f"{name} {value:,.2f}" for name, value in vars(memory).items() if value]
+    return f"{memory.total:,.1f} GiB: {', '.join(parts)}"
 
 
 def _stage(stage: StagePlan) -> str:

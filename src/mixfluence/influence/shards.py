@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,21 +73,33 @@ def save_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     state["state"] = {place: _mapped(own, local) for place, own in state["state"].items()}
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({"model": _tensors(model), "optimizer": state}, _file(folder))
+    if distributed.get_rank() == 0:
+        # Of the same step, written by another number of processes before a run was resumed.
+        for path in set(folder.glob("shard-*-of-*.pt")) - set(_files(folder, distributed.get_world_size())):
+            path.unlink()
 
 
 def load_shards(folder: Path, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Read this process's part of a model and, if given, of its optimizer; on as many processes as wrote them."""
-    if not _file(folder).exists():
-        raise DataError(f"{folder}: not written by {distributed.get_world_size()} processes that share a model")
-    saved = torch.load(_file(folder), weights_only=True, map_location="cpu")
+    """Read this process's part of a model and, if given, of its optimizer, whatever number of processes wrote them."""
+    files = sorted(folder.glob("shard-*-of-*.pt"))
+    if not files or sorted(_files(folder, len(files))) != files:
+        raise DataError(f"{folder}: not written by processes that share a model")
+    files = [_file(folder)] if _file(folder) in files else _files(folder, len(files))
+    # Read where it is needed: a process that joins parts would otherwise hold the whole model and optimizer.
+    saved = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
     release(model)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
-        for name, tensor in _tensors(model).items():
-            tensor.copy_(saved["model"][name])
+        for name, tensor in tensors.items():
+            local(tensor).copy_(_own_part([part["model"][name] for part in saved], tensor))
     if optimizer:
-        state, parameters = saved["optimizer"], [p for group in optimizer.param_groups for p in group["params"]]
+        state, parameters = saved[0]["optimizer"], [p for group in optimizer.param_groups for p in group["params"]]
         state["state"] = {
-            place: _mapped(own, partial(_sharded, like=parameters[place])) for place, own in state["state"].items()
+            place: {
+                name: _sharded([part["optimizer"]["state"][place][name] for part in saved], parameters[place])
+                for name in own
+            }
+            for place, own in state["state"].items()
         }
         optimizer.load_state_dict(state)
 
@@ -101,13 +112,27 @@ def _mapped(values: dict[str, Any], function: Callable[[Tensor], Tensor]) -> dic
     return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def _sharded(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor as the local part of one that is sharded like a parameter; counts of steps are not."""
-    if not isinstance(like, DTensor) or tensor.dim() == 0:
-        return tensor
-    own, mesh, placements = tensor.to(like.device), like.device_mesh, like.placements
+def _sharded(parts: Sequence[Any], like: Tensor) -> Any:
+    """Return the parts of a tensor as one that is sharded like a parameter; counts of steps are not."""
+    if not isinstance(like, DTensor) or not isinstance(parts[0], Tensor) or parts[0].dim() == 0:
+        return parts[0]
+    own, mesh, placements = _own_part(parts, like).to(like.device), like.device_mesh, like.placements
     return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
+def _own_part(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return this process's part of a tensor, given all parts of it, or this one alone."""
+    if len(parts) == 1 or not isinstance(like, DTensor):
+        return parts[0]
+    joined = torch.cat(list(parts))
+    # Along the first dimension, as `fully_shard` does it; the last processes may have nothing.
+    own = joined.chunk(distributed.get_world_size())[distributed.get_rank() :]
+    return own[0] if own else joined[:0]
+
+
 def _file(folder: Path) -> Path:
-    return folder / f"shard-{distributed.get_rank()}-of-{distributed.get_world_size()}.pt"
+    return _files(folder, distributed.get_world_size())[distributed.get_rank()]
+
+
+def _files(folder: Path, processes: int) -> list[Path]:
+    return [folder / f"shard-{rank}-of-{processes}.pt" for rank in range(processes)]

@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
-from mixfluence.adapters import has_adapter
+from mixfluence.adapters import is_four_bit
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.schema import short, unknown_key
@@ -51,7 +51,9 @@ def check_arguments(args: BaseTrainingArguments) -> None:
 
 
 def check_engine(trainer: MixtureMixin) -> None:
-    """Refuse ways to divide a model among processes, and what does not work with the supported one, FSDP2."""
+    """Refuse ways to divide a model among processes, and what does not work with FSDP2; 4-bit weights on a CPU."""
+    if trainer.args.device.type == "cpu" and is_four_bit(trainer.model):
+        raise RecipeError("model.lora.base: nf4 needs a GPU, bitsandbytes computes no gradients through it on a CPU")
     if trainer.is_deepspeed_enabled:
         raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
     if not trainer.is_fsdp_enabled:
@@ -61,10 +63,8 @@ def check_engine(trainer: MixtureMixin) -> None:
     unsupported = {
         "version 1; set fsdp_config.version: 2": not trainer.accelerator.is_fsdp2,
         "packing or compiled": trainer.packing or trainer.compiled,
-        "adapters": has_adapter(trainer.model),
         "an evaluator or selection during training": trainer.evaluator is not None,
         "test_dataset; test the saved model": trainer.test,
-        "one loss per dataset": isinstance(trainer.loss, dict),
     }
     for what, found in unsupported.items():
         if found:

@@ -1,0 +1,147 @@
+"""What a run holds on each GPU, by part: weights, gradients, optimizer, activations and what the sampler adds.
+
+All but activations follow from the shapes of the model, which is built without data. Activations are an estimate for
+texts of full length: texts are shorter, so that packed sequences need less.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mixfluence.preflight import model_is_here
+from mixfluence.recipe import LoraSection, ModelSection, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GIB = 2**30
+# Bytes of a number: trained ones are fp32 whatever the precision of the computation.
+FULL, HALF = 4.0, 2.0
+# Bytes of a weight in a linear layer below an adapter; 4-bit weights have a scale for each block of 64.
+BASE = {"fp32": FULL, "bf16": HALF, "int8": 1.0, "nf4": 0.5625}
+# Texts that are not limited by the recipe.
+LONGEST = 512
+# Passages that a cross-encoder reads with each query, besides hard negatives: its own and four of other rows.
+PAIRS = 5
+# Bytes that a layer keeps of a token for the backward pass in bf16, per width of the stream, of the feed-forward part
+# and of the attention heads. Measured on BERT, ModernBERT, Qwen 3 and Gemma 3: within a third.
+STREAM, INNER, HEADS = 24, 12, 8
+# Logits over a vocabulary, and what SPLADE makes of them.
+VOCABULARY = 8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """GiB on each process; `casts` are weights in bf16 for the computation, `exchange` gradients to be sent."""
+
+    weights: float
+    casts: float
+    gradients: float
+    optimizer: float
+    exchange: float
+    snapshot: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return float(sum(vars(self).values()))
+
+    def sharded(self, processes: int) -> Memory:
+        """Return what each process holds if they share a model (FSDP2), besides the layers that are gathered."""
+        parts = {name: getattr(self, name) / processes for name in ("weights", "gradients", "optimizer", "snapshot")}
+        return Memory(casts=0.0, exchange=0.0, activations=self.activations, **parts)
+
+
+def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None:
+    """Return the memory of a run with Adam on GPUs, given that of its sampler in sizes of what is trained.
+
+    None for a model that is not here, has no transformer, or would need code of its own.
+    """
+    section = recipe.model
+    if section.name == "wordllama" or section.trust_remote_code or not model_is_here(section):
+        return None
+    model = _shape(section)
+    if model is None:
+        return None
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    weights = trained * FULL + _frozen_bytes(model, section.lora)
+    in_half = recipe.training.precision != "fp32"
+    # Weights in fp32 are computed with in bf16.
+    casts = sum(p.numel() for p in model.parameters()) * HALF if in_half and _in_fp32(section.lora) else 0.0
+    activations = _activations(recipe, model) * (1 if in_half else FULL / HALF)
+    parts = {
+        "weights": weights,
+        "casts": casts,
+        "gradients": trained * FULL,
+        "optimizer": 2 * trained * FULL,
+        "exchange": trained * FULL if processes > 1 else 0.0,
+        "snapshot": sampler * trained * FULL,
+        "activations": activations,
+    }
+    return Memory(**{name: value / GIB for name, value in parts.items()})
+
+
+def _shape(section: ModelSection) -> Any:
+    """Return the transformer of a model without its data; None if there is none."""
+    import torch
+    import transformers
+    from sentence_transformers.util import load_file_path
+
+    from mixfluence.adapters import lora_config
+    from mixfluence.encoders import packaged_folder
+
+    name = str(packaged_folder(section.name)) if section.name == "minilm" else section.name
+    modules = load_file_path(name, "modules.json", revision=section.revision)
+    folder = json.loads(Path(modules).read_text(encoding="utf-8"))[0]["path"] if modules else ""
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, subfolder=folder, revision=section.revision)
+        heads = {"sparse": "AutoModelForMaskedLM", "reranker": "AutoModelForSequenceClassification"}
+        with torch.device("meta"):
+            model = getattr(transformers, heads.get(section.kind, "AutoModel")).from_config(config)
+            if section.lora:
+                model.add_adapter(lora_config(section.lora.model_dump(), head=section.kind == "reranker"))
+    except (OSError, ValueError):
+        return None
+    return model
+
+
+def _in_fp32(lora: LoraSection | None) -> bool:
+    return lora is None or lora.base == "fp32"
+
+
+def _frozen_bytes(model: nn.Module, lora: LoraSection | None) -> float:
+    from torch import nn
+
+    linear = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    small = BASE[lora.base] if lora else FULL
+    other = max(small, HALF)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    return sum(p.numel() * (small if id(p) in linear else other) for p in frozen)
+
+
+def _activations(recipe: Recipe, model: Any) -> float:
+    """Return the bytes that are kept for the backward pass of a batch in bf16."""
+    training, config = recipe.training, model.config
+    limit = min(LONGEST, getattr(config, "max_position_embeddings", LONGEST))
+    query, passage = (recipe.model.query_length or limit, recipe.model.passage_length or limit)
+    passages = 1 + (training.hard_negatives or 0)
+    if recipe.model.kind == "reranker":
+        query, passages = 0, PAIRS + passages - 1
+    tokens = training.batch_size * (query + passages * passage)
+    if training.mini_batch_size:
+        tokens = min(tokens, training.mini_batch_size * max(query, passage))
+    width, layers = config.hidden_size, config.num_hidden_layers
+    head = getattr(config, "head_dim", None) or width // config.num_attention_heads
+    layer = STREAM * width + INNER * config.intermediate_size + HEADS * head * config.num_attention_heads
+    if recipe.training.trainer_args.get("gradient_checkpointing"):
+        # The stream between layers, and one layer that is computed again.
+        kept = layers * FULL * width + layer
+    else:
+        kept = layers * layer
+    if recipe.model.kind == "sparse":
+        kept += VOCABULARY * config.vocab_size
+    return float(tokens * kept)
