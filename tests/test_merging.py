@@ -21,7 +21,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from torch.nn.functional import normalize
 from transformers import TrainerCallback
 from typer.testing import CliRunner
 
@@ -111,7 +110,7 @@ def test_vectors_of_a_static_model_are_added_instead_of_encoded_again(
     merger, scorer = Merger(start, folders), DevScorer(start, [task()], 8)
     added = merge_scorer(merger, scorer)
     merger.merge(weights)
-    vectors, scores = [normalize(own, dim=-1) for own in scorer.encode()], scorer.scores()
+    vectors, scores = scorer.encode(unit=True), scorer.scores()
     monkeypatch.setattr(scorer, "encode", None)
     assert added(np.array(weights)) == scores
     given: list[torch.Tensor] = []

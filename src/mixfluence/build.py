@@ -92,6 +92,7 @@ def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[Trai
         evaluator=select,
         trace_path=own.output / TRACE_FILE,
         callbacks=callbacks,
+        model_card=stage.name == FINAL,
     )
     # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
     trainer.remove_callback(ProgressCallback)
