@@ -2,6 +2,7 @@
 
 - Mixtures have the start as their mean, differ, are repeatable, and the first is the start itself.
 - On a known quadratic the optimum is found; with an epoch limit, the best mixture within it.
+- The less held-out proxies are predicted, the nearer the mixture stays to the start.
 - A reused mixture keeps its ratios when a dataset is added or dropped.
 - A recipe trains proxies, scores them and trains on what was found; interrupted in any stage it ends bitwise alike.
 """
@@ -80,8 +81,21 @@ def test_the_optimum_of_a_known_quadratic_is_found(best: tuple[float, ...]) -> N
     found, note = searched(hill(*best))
     assert list(found.values()) == pytest.approx(best, abs=0.06)
     assert sum(found.values()) == pytest.approx(1)
-    assert "on 32 held-out proxies" in note
+    assert "on 128 proxies" in note
     assert "predicted dev NDCG@10 0.79" in note or "predicted dev NDCG@10 0.78" in note
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_regression_that_predicts_nothing_leaves_the_start(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found, _ = searched(lambda mixture: 0.5 + 0.02 * rng.standard_normal(), proxies=40)
+    assert list(found.values()) == pytest.approx([1 / 3] * 3, abs=0.1)
+    # Noise as large as the effect moves the start a part of the way to the optimum.
+    noisy, _ = searched(lambda mixture: 0.5 + 0.1 * hill(1, 0, 0)(mixture) + 0.05 * rng.standard_normal())
+    assert 1 / 3 < noisy["a"] < 0.9
+    # A limit holds for the start too.
+    limited, _ = searched(lambda mixture: 0.5, max_epochs=1)
+    assert limited == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6})
 
 
 def test_the_best_mixture_keeps_the_epoch_limit() -> None:
