@@ -34,10 +34,11 @@ class RegMix(Strategy):
 
     A swarm of short proxy runs is trained, the first on the start and each of the others on a mixture drawn around it.
     NDCG@10 of their models on samples of the dev sets is regressed on the mixtures, for each dev set: by
-    1 - NDCG@10 = c + exp(a . p), and by gradient boosting. The regression that predicts held-out proxies better (a
-    quarter at a time) is fitted to all. The best mixture is the mean of the best predicted of many random mixtures that
-    keep the epoch limit. The final run trains on start + R2 (best - start), where R2 is the share of the variance of
-    held-out proxies that is predicted: a regression that predicts nothing leaves the start. R2 is noted in the record.
+    1 - NDCG@10 = c + exp(a . p), and by gradient boosting. The regression that predicts held-out proxies better, a
+    quarter of them at a time, is fitted to all. The best mixture is the mean of the best predicted of many random
+    mixtures that keep the epoch limit. The final run trains on start + R2 (best - start), where R2 is the share of the
+    variance of held-out proxies that is predicted: a regression that predicts nothing leaves the start. R2 is noted in
+    the record.
 
     Proxies do not depend on each other, and one search serves any number of final runs. Prefer `Merge` when a proxy
     per mixture costs too much, and `InfDDS` when the best mixture changes during training. A short proxy favours what
