@@ -226,7 +226,7 @@ def test_a_guided_method_needs_a_dev_set(tmp_path: Path, method: str) -> None:
 
 def test_clusters_of_a_pool_need_one_prompt(tmp_path: Path) -> None:
     path = write(tmp_path, SMALL)
-    with pytest.raises(RecipeError, match="a cluster of the whole pool needs one query_prompt"):
+    with pytest.raises(RecipeError, match="need one query_prompt"):
         load_recipe(path, ["strategy=crisp", "dev=[a]", "train={a: {}, b: {query_prompt: 'ask: '}}"])
     assert load_recipe(
         path, ["strategy={name: crisp, per: dataset}", "dev=[a]", "train={a: {}, b: {query_prompt: 'ask: '}}"]
