@@ -105,4 +105,5 @@ def test_trackers_that_need_no_account_are_on(monkeypatch: pytest.MonkeyPatch, t
         model={"name": "minilm"},
         training={"steps": 2, "batch_size": 2, "trainer_args": {"report_to": "none"}},
     )
-    assert training_arguments(chosen, tiny_bert, {}).report_to == []
+    args = training_arguments(chosen, tiny_bert, {})
+    assert (args.report_to, args.run_name) == ([], str(chosen.output))
