@@ -297,7 +297,7 @@ def test_any_two_methods_draw_differently(tmp_path: Path) -> None:
         started = stage.strategy({})
         started.start(sizes)
         mixture = dict(zip(sizes, started.weights().tolist(), strict=True))
-        results[stage.name] = StageResult(mixture, {"a": 0.2 + 0.6 * mixture["a"] * mixture["b"]})
+        results[stage.name] = StageResult(mixture, {"a": 0.2 + 0.6 * mixture["a"]})
     concluded, _ = regmix.conclude(small_recipe(), results, sizes, rows=100)
     found["regmix"] = np.array(list(concluded.values()))
     assert {name for name in found if name != "uniform"} == set(STRATEGIES)

@@ -133,8 +133,8 @@ class MtebSource(BenchmarkSource):
 class IrDatasetsSource(BenchmarkSource):
     """A dataset of the package `ir_datasets`, such as `beir/fiqa/train`, downloaded by it.
 
-    Needs `pip install 'mixfluence[ir-datasets]'`. Ids with a part `test`, such as `antique/test/non-offensive`, are for
-    `test` only.
+    Needs `pip install 'mixfluence[ir-datasets]'`. Ids with a part `test`, such as `antique/test/non-offensive`, are
+    for `test` only.
 
     Attributes:
         id: Id of the dataset, with its split.
