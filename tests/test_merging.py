@@ -21,7 +21,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from torch.nn.functional import normalize
 from transformers import TrainerCallback
 from typer.testing import CliRunner
 
@@ -32,6 +31,7 @@ from mixfluence.encoders import Kind, load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, merged_mixture
+from mixfluence.plan import plan_run
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
@@ -111,7 +111,7 @@ def test_vectors_of_a_static_model_are_added_instead_of_encoded_again(
     merger, scorer = Merger(start, folders), DevScorer(start, [task()], 8)
     added = merge_scorer(merger, scorer)
     merger.merge(weights)
-    vectors, scores = [normalize(own, dim=-1) for own in scorer.encode()], scorer.scores()
+    vectors, scores = scorer.encode(unit=True), scorer.scores()
     monkeypatch.setattr(scorer, "encode", None)
     assert added(np.array(weights)) == scores
     given: list[torch.Tensor] = []
@@ -277,6 +277,37 @@ def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Pat
     changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", f"output={tmp_path}/fourth"])
     with pytest.raises(RecipeError, match=r"expert-big.*training"):
         experiment.run(changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "experts"),
+    [("branching: 2", ["1", "2"]), ("mixtures: {flat: uniform, natural: proportional}", ["flat", "natural"])],
+    ids=["clusters", "mixtures"],
+)
+def test_experts_of_clusters_and_of_mixtures(own: str, experts: list[str], recipe_path: Path, tmp_path: Path) -> None:
+    strategy = MERGE.replace("{", f"{{{own}, ")
+    whole = load_recipe(recipe_path, [strategy, "selection.every=2"])
+    assert [stage.steps for stage in plan_run(whole).stages] == [8, 8, 12]
+    experiment.run(whole)
+    run = read_run(whole.output)
+    found = {name.removeprefix("expert-"): facts["found"] for name, facts in run.record["stages"].items()}
+    assert list(found) == experts
+    if "mixtures" in own:
+        assert found["flat"] == pytest.approx({"big": 0.5, "small": 0.5})
+        assert found["natural"] == pytest.approx({"big": 0.8, "small": 0.2})
+    else:
+        assert [list(mixture.values()) for mixture in found.values()] == [[1, 0], [0, 1]]
+    weights = read_weights(whole.output / "weights.json")
+    assert weights.keys() == {"big", "small"}
+    assert sum(weights.values()) == pytest.approx(1)
+    assert f"Stage expert-{experts[0]}" in render_page([run])
+    broken = load_recipe(recipe_path, [strategy, "selection.every=2", f"output={tmp_path}/broken"])
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(broken, callbacks=[StopInRun(5, 2)])
+    experiment.run(broken, resume=True)
+    ours, theirs = parameters(broken.output), parameters(whole.output)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 def merge_command(*words: str | Path) -> str:

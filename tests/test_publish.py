@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +63,11 @@ def test_a_run_is_published_with_its_story(recipe_path: Path, tmp_path: Path, mo
     card = hub.files["README.md"].decode()
     found = read_run(tmp_path / "run")
     assert card.startswith("---\n")
-    assert all(f"| {name} | {share:.1%} |" in card for name, share in found.weights.items())
+    assert all(
+        re.search(rf"^\| {name} \| [\d,]+ \| {share:.3g} \|", card, re.MULTILINE)
+        for name, share in found.weights.items()
+    )
+    assert card.splitlines() == shown.stdout.splitlines()[-len(card.splitlines()) :]
     assert "zero-shot" in card
     assert hub.files["mixfluence/recipe.yaml"].decode().rstrip() in card
 
@@ -100,4 +105,5 @@ def test_trackers_that_need_no_account_are_on(monkeypatch: pytest.MonkeyPatch, t
         model={"name": "minilm"},
         training={"steps": 2, "batch_size": 2, "trainer_args": {"report_to": "none"}},
     )
-    assert training_arguments(chosen, tiny_bert, {}).report_to == []
+    args = training_arguments(chosen, tiny_bert, {})
+    assert (args.report_to, args.run_name) == ([], str(chosen.output))

@@ -92,6 +92,7 @@ def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[Trai
         evaluator=select,
         trace_path=own.output / TRACE_FILE,
         callbacks=callbacks,
+        model_card=stage.name == FINAL,
     )
     # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
     trainer.remove_callback(ProgressCallback)
@@ -247,6 +248,8 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
         "prompts": prompts,
         "disable_tqdm": False,
         "report_to": _trackers(),
+        # Trackers would invent a name.
+        "run_name": str(recipe.output),
     }
 
 
@@ -260,7 +263,7 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     """Return `training.trainer_args` with values converted to the annotated types, such as '2' to 2."""
     types = get_type_hints(_arguments_class(recipe))
     known = set(signature(_arguments_class(recipe)).parameters)
-    own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to"}
+    own = _own_arguments(recipe, torch.device("cpu"), {}).keys() - {"report_to", "run_name"}
     converted = {}
     problems: list[MixfluenceError] = []
     for name, value in recipe.training.trainer_args.items():

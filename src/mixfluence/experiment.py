@@ -148,7 +148,7 @@ def _finish_stage(
 def _train(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], *, resume: bool
 ) -> Trained:
-    """Train a stage to its end and save its model."""
+    """Train a stage to its end and save its model, unless only its score is wanted."""
     folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, callbacks, watch)
     with watch("train"):
@@ -161,7 +161,9 @@ def _train(
             "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
             *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
-    _save_model(recipe, trainer, folder)
+    # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.
+    if not stage.scored or trainer.is_fsdp_enabled:
+        _save_model(recipe, trainer, folder)
     best = trainer.state.best_model_checkpoint
     return Trained(trainer, watch.seconds, probing, runs.step_of(best) if best else trainer.state.global_step)
 
@@ -263,11 +265,11 @@ def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) ->
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
         with watch("score"):
-            samples = data.samples if stage.scored else []
-            scores = DevScorer(trainer.model, samples, recipe.evaluation.batch_size).scores()
+            scorer = DevScorer(trainer.model, data.samples if stage.scored else [], recipe.evaluation.batch_size)
+            scores = scorer.scores()
         files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
         # Its model card has the time of training.
-        del files[f"{runs.MODEL_FOLDER}/README.md"]
+        files.pop(f"{runs.MODEL_FOLDER}/README.md", None)
         facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds | watch.seconds}
         facts |= {"scores": scores, "files": files}
         runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")

@@ -25,10 +25,12 @@ from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
 from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.tokens import TokenTable
+from mixfluence.embedding import TextEncoder
 from mixfluence.encoders import kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
-from mixfluence.evaluation.search import encode_task
+from mixfluence.evaluation.search import full_float32, tokenised_sides
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -59,7 +61,8 @@ START = "start"
 class Merger:
     """Sets the parameters of a model to weighted sums of its own and those of other models.
 
-    All are kept in CPU memory. With a weight of one the parameters are exactly those of that model.
+    All are kept on the model's device if they take less than half of what is free there, else in CPU memory. With a
+    weight of one the parameters are exactly those of that model.
 
     Args:
         model: The start, which is changed in place.
@@ -67,46 +70,60 @@ class Merger:
     """
 
     def __init__(self, model: BaseModel, folders: Sequence[Path]) -> None:
-        self.model = model
+        self.model, self.models = model, 1 + len(folders)
         start = _parameters(model)
-        self._all = [{name: tensor.clone() for name, tensor in start.items()}]
-        for folder in folders:
+        size, device = self.models * sum(tensor.nbytes for tensor in start.values()), model.device
+        fits = device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0]
+        place = device if fits else torch.device("cpu")
+        self._stacks = {name: t.new_empty((self.models, *t.shape), device=place) for name, t in start.items()}
+        self._keep(0, start)
+        for number, folder in enumerate(folders, 1):
             own = _parameters(load_encoder(str(folder), kind=kind_of(model), device="cpu"))
             if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in start.items()}:
                 raise DataError(f"{folder}: cannot be merged, its parameters differ from those of the start in shape")
-            self._all.append(own)
-
-    @property
-    def models(self) -> int:
-        """Number of models, the start included."""
-        return len(self._all)
+            self._keep(number, own)
 
     @torch.no_grad()
     def merge(self, weights: Iterable[float]) -> BaseModel:
         """Return the model after setting it to a weighted sum, the start first."""
-        used = [(weight, own) for weight, own in zip(weights, self._all, strict=True) if weight]
-        for name, tensor in self.model.state_dict().items():
-            if tensor.is_floating_point():
-                parts = [own[name] if weight == 1 else weight * own[name] for weight, own in used]
-                tensor.copy_(sum(parts[1:], start=parts[0]))
+        shares = torch.tensor(list(weights))
+        with full_float32():
+            for name, tensor in _parameters(self.model).items():
+                stack = self._stacks[name]
+                tensor.copy_(torch.tensordot(shares.to(stack), stack, dims=1))
         return self.model
+
+    def _keep(self, number: int, parameters: Mapping[str, Tensor]) -> None:
+        for name, tensor in parameters.items():
+            self._stacks[name][number].copy_(tensor)
 
 
 class DevScorer:
-    """Scores a model on dev tasks again and again, as its parameters change."""
+    """Scores a model on dev tasks again and again, as its parameters change; a dense one tokenises them once.
+
+    Runs in bfloat16 on GPUs that support it, as clustering does: scores are only compared with each other.
+    """
 
     def __init__(self, model: BaseModel, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
         self._model, self._tasks, self._batch_size = model, tasks, batch_size
+        self._half = model.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self._texts: list[tuple[TextEncoder, TokenTable]] | None = None
+        if isinstance(model, SentenceTransformer):
+            self._texts = [side for task in tasks for side in tokenised_sides(model, task)]
 
     def scores(self) -> dict[str, float]:
         """Return NDCG@10 by dev set."""
-        scored = (evaluate(self._model, task, batch_size=self._batch_size, k=10) for task in self._tasks)
+        if self._texts is not None:
+            return self.score(self.encode(unit=True))
+        with self._precision():
+            scored = [evaluate(self._model, task, batch_size=self._batch_size, k=10) for task in self._tasks]
         return {evaluation.dataset: evaluation.mean(MEASURE) for evaluation in scored}
 
-    def encode(self) -> list[Tensor]:
-        """Return the vectors, of any length, of queries and passages of each task, in turn; for a dense model."""
-        encoded = (encode_task(self._model, task, batch_size=self._batch_size, unit=False) for task in self._tasks)
-        return [vectors for pair in encoded for vectors in pair]
+    def encode(self, *, unit: bool) -> list[Tensor]:
+        """Return vectors, of unit length or as they are, of queries and passages of each task; for a dense model."""
+        assert self._texts is not None
+        with self._precision():
+            return [encoder.encode(texts, batch_size=self._batch_size, unit=unit) for encoder, texts in self._texts]
 
     def score(self, vectors: Sequence[Tensor]) -> dict[str, float]:
         """Return NDCG@10 by dev set, given unit vectors in the order of `encode`."""
@@ -115,6 +132,9 @@ class DevScorer:
             task.name: score_task(task, rank_embeddings(task, queries, passages, k=10)).mean(MEASURE)
             for task, queries, passages in pairs
         }
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._half)
 
 
 def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[str, float]]:
@@ -133,7 +153,7 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
     encoded: list[list[Tensor]] = []
     for alone in np.eye(merger.models).tolist():
         merger.merge(alone)
-        encoded.append(scorer.encode())
+        encoded.append(scorer.encode(unit=False))
     stacks = [torch.stack(vectors) for vectors in zip(*encoded, strict=True)]
 
     def add_encoded(weights: Vector) -> dict[str, float]:
@@ -296,4 +316,4 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
 
 
 def _parameters(model: BaseModel) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}

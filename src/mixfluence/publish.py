@@ -12,6 +12,7 @@ from mixfluence.report.compare import Comparison, compare
 from mixfluence.report.summary import make_sheets
 from mixfluence.report.tables import markdown_table
 from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
+from mixfluence.training.folder import CARD_HEADING
 
 CARD = "README.md"
 # Beside the files of the model, which has names of its own at the top.
@@ -34,7 +35,9 @@ def card_of(run: Run) -> str:
     """Return the card of the model with its mixture, its scores beside the start's, and its recipe."""
     file = run.path / MODEL_FOLDER / CARD
     card = file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {run.recipe.name}"
-    return "\n\n".join([card, *_sections(run)]) + "\n"
+    # A trained model lists its mixture already, a merged one does not.
+    mixture = [] if CARD_HEADING in card else [_mixture(run)]
+    return "\n\n".join([card, *mixture, *_sections(run)]) + "\n"
 
 
 def push(run: Run, repository: str, *, private: bool) -> str:
@@ -50,10 +53,13 @@ def push(run: Run, repository: str, *, private: bool) -> str:
     return str(commit.commit_url)
 
 
-def _sections(run: Run) -> Iterator[str]:
+def _mixture(run: Run) -> str:
     mixture = sorted(run.weights.items(), key=lambda item: -item[1])
     shares = "\n".join(f"| {name} | {share:.1%} |" for name, share in mixture)
-    yield f"## Mixture\n\n| dataset | final share of batches |\n|---|---:|\n{shares}"
+    return f"{CARD_HEADING}\n\n| dataset | probability |\n|---|---:|\n{shares}"
+
+
+def _sections(run: Run) -> Iterator[str]:
     if run.scores:
         tables = "\n".join(markdown_table(sheet) for sheet in make_sheets(_compared(run))[:2])
         yield f"## Before and after training\n\n{tables.rstrip()}"

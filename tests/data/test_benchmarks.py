@@ -256,7 +256,8 @@ def test_datasets_by_id() -> None:
     found = read_task("tiny", IrDatasetsSource(id="tiny/test"))
     assert found.counts == {"queries": 2, "judgements": 3, "passages": 12}
     assert list(found.queries) == ["w2 w9", "w3 w9"]
-    with pytest.raises(DataError, match="tiny/test: the split that the benchmark reports"):
-        read_rows(IrDatasetsSource(id="tiny/test"))
+    for reported in ("tiny/test", "tiny/test/small"):
+        with pytest.raises(DataError, match=f"{reported}: the split that the benchmark reports"):
+            read_rows(IrDatasetsSource(id=reported))
     with pytest.raises(DataError, match="tiny/absent: could not be loaded by ir_datasets"):
         read_task("tiny", IrDatasetsSource(id="tiny/absent"))

@@ -98,6 +98,27 @@ CASES = [
         "a duplicate id", "corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}\n', "jsonl:2", "'d1'"
     ),
     beir("an id that is null", "corpus.jsonl", '{"_id": null, "text": "w1"}\n', "set/corpus.jsonl:1", "_id"),
+    source(
+        "a document without text",
+        "format: corpus, path: docs.jsonl, kind: title, split: all",
+        *("docs.jsonl:2", "'text'"),
+        files={"docs.jsonl": '{"text": "w1"}\n{"title": "w2"}\n'},
+    ),
+    Case(
+        "a labelled query of an unknown document",
+        "train recipe.yaml 'dev={q: {format: corpus, path: docs.jsonl, kind: queries, queries: asked.jsonl}}'",
+        ("asked.jsonl:2", "'d9'"),
+        files={
+            "docs.jsonl": '{"_id": "d1", "text": "w1"}\n{"_id": "d2", "text": "w2"}\n',
+            "asked.jsonl": '{"query": "w1", "doc_id": "d1"}\n{"query": "w2", "doc_id": "d9"}\n',
+        },
+    ),
+    source(
+        "a package without a description",
+        "format: debdocs, path: deb, language: de, split: train",
+        "deb",
+        files={"deb/Translation-de": "Package: a\nDescription-md5\n"},
+    ),
     source("a hub dataset without network", "format: hub, id: nobody/nothing", "nobody/nothing"),
     source("a dataset script", "format: hub, id: ./set", "./set", files={"set/set.py": "open('pwned', 'w')\n"}),
     source("an unknown library", "format: pydocs, library: scikit, split: all", "'scikit'", "'scikit-learn'"),

@@ -49,7 +49,7 @@ def test_the_better_regression_is_chosen_and_its_quality_told() -> None:
     assert trees.name == "gradient boosting"
     assert 0.5 < trees.r2 < 1
     for fit in (law, trees):
-        assert f"{fit.name} regression, on 12 held-out proxies" in fit.quality
+        assert f"{fit.name} regression, on 48 proxies" in fit.quality
         assert f"{fit.r2:.2f}" in fit.quality
         assert fit.quality.count("rank correlation") == 2
 

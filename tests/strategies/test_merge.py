@@ -12,7 +12,7 @@ import pytest
 
 from mixfluence.build import stage_recipe
 from mixfluence.errors import RecipeError
-from mixfluence.policy import Vector
+from mixfluence.policy import UNIFORM, Vector
 from mixfluence.strategies.merge import Merge, search_simplex
 from tests.recipes import small_recipe
 
@@ -84,6 +84,16 @@ def test_every_dataset_has_an_expert() -> None:
     assert expert.weights().tolist() == [0, 1]
     soup = small_recipe(strategy={"name": "merge", "soup": True, "expert_steps": 7})
     assert [stage.steps for stage in soup.strategy.stages(soup)] == [7, 7, 1]
+
+
+def test_experts_are_of_one_kind() -> None:
+    with pytest.raises(RecipeError, match="one of experts, branching and mixtures"):
+        Merge(branching=3, mixtures={"flat": UNIFORM})
+    recipe = small_recipe(strategy={"name": "merge", "branching": 4})
+    assert [stage.name for stage in recipe.strategy.stages(recipe)] == [*map("expert-{}".format, range(1, 5)), "final"]
+    prompts = {"a": {"query_prompt": "query: "}, "b": {}}
+    with pytest.raises(ValueError, match="query_prompt"):
+        small_recipe(strategy={"name": "merge", "branching": 4}, train=prompts)
 
 
 def test_names_of_experts_are_names_of_folders() -> None:

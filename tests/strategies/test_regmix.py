@@ -2,6 +2,7 @@
 
 - Mixtures have the start as their mean, differ, are repeatable, and the first is the start itself.
 - On a known quadratic the optimum is found; with an epoch limit, the best mixture within it.
+- The less held-out proxies are predicted, the nearer the mixture stays to the start.
 - A reused mixture keeps its ratios when a dataset is added or dropped.
 - A recipe trains proxies, scores them and trains on what was found; interrupted in any stage it ends bitwise alike.
 """
@@ -80,8 +81,21 @@ def test_the_optimum_of_a_known_quadratic_is_found(best: tuple[float, ...]) -> N
     found, note = searched(hill(*best))
     assert list(found.values()) == pytest.approx(best, abs=0.06)
     assert sum(found.values()) == pytest.approx(1)
-    assert "on 32 held-out proxies" in note
+    assert "on 128 proxies" in note
     assert "predicted dev NDCG@10 0.79" in note or "predicted dev NDCG@10 0.78" in note
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_regression_that_predicts_nothing_leaves_the_start(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found, _ = searched(lambda mixture: 0.5 + 0.02 * rng.standard_normal(), proxies=40)
+    assert list(found.values()) == pytest.approx([1 / 3] * 3, abs=0.1)
+    # Noise as large as the effect moves the start a part of the way to the optimum.
+    noisy, _ = searched(lambda mixture: 0.5 + 0.1 * hill(1, 0, 0)(mixture) + 0.05 * rng.standard_normal())
+    assert 1 / 3 < noisy["a"] < 0.9
+    # A limit holds for the start too.
+    limited, _ = searched(lambda mixture: 0.5, max_epochs=1)
+    assert limited == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6})
 
 
 def test_the_best_mixture_keeps_the_epoch_limit() -> None:
@@ -150,8 +164,12 @@ def test_a_recipe_trains_on_the_mixture_found_and_interrupted_ends_bitwise_alike
         run(broken, callbacks=[StopInRun(3, stage)])
     assert len(list((broken.output / "stages").glob("*/record.json"))) == stage - 1
     resumed = run(broken, resume=True)
-    for name in ("stages/proxy-1", "stages/proxy-5", "."):
-        ours, theirs = (load_file(recipe.output / name / "model" / "model.safetensors") for recipe in (broken, whole))
-        assert all(bool((ours[key] == theirs[key]).all()) for key in theirs)
+    ours, theirs = (load_file(recipe.output / "model" / "model.safetensors") for recipe in (broken, whole))
+    assert all(bool((ours[key] == theirs[key]).all()) for key in theirs)
+    # Only the scores of proxies are kept.
+    assert not list(whole.output.glob("stages/*/model"))
+    again = json.loads((broken.output / "record.json").read_text(encoding="utf-8"))
+    for name, facts in record["stages"].items():
+        assert (again["stages"][name]["scores"], again["stages"][name]["found"]) == (facts["scores"], facts["found"])
     assert read_weights(broken.output / "weights.json") == read_weights(whole.output / "weights.json")
     assert resumed["big"].per_query == expected["big"].per_query

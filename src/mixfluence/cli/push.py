@@ -33,4 +33,5 @@ def push(
     for path, source in files_of(found).items():
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         print_line(f"{size / 1e6:10,.2f} MB  {repository}/{path}")
-    print_line(card_of(found))
+    for line in card_of(found).splitlines():
+        print_line(line)

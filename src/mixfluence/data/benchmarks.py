@@ -133,7 +133,8 @@ class MtebSource(BenchmarkSource):
 class IrDatasetsSource(BenchmarkSource):
     """A dataset of the package `ir_datasets`, such as `beir/fiqa/train`, downloaded by it.
 
-    Needs `pip install 'mixfluence[ir-datasets]'`. Ids that end in `/test` are for `test` only.
+    Needs `pip install 'mixfluence[ir-datasets]'`. Ids with a part `test`, such as `antique/test/non-offensive`, are
+    for `test` only.
 
     Attributes:
         id: Id of the dataset, with its split.
@@ -143,7 +144,7 @@ class IrDatasetsSource(BenchmarkSource):
     id: str
 
     def _reported(self) -> bool:
-        return self.id.rpartition("/")[2] == TEST
+        return TEST in self.id.split("/")
 
     def _identity(self) -> dict[str, Any]:
         return {"format": "ir_datasets", "id": self.id, "version": version("ir_datasets")}

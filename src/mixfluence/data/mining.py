@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections import Counter
@@ -78,12 +79,16 @@ def mine_negatives(
         "model": model,
     }
 
+    # Until all is done, so that an interrupted run can use them.
+    vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(json.dumps(options).encode())
+
     def read(facts: Facts) -> Iterator[Row]:
         pairs = rows.rows.select([i for i, row in enumerate(rows.rows) if not row["negatives"] and not row["scores"]])
         logger.info("mining hard negatives of %d rows with %s", len(pairs), section.filter)
         mined: Mined = {}
         if len(pairs):
-            mined = _lexical(task, section) if section.filter == BM25 else _dense(task, pairs, section, prompts, facts)
+            lexical = section.filter == BM25
+            mined = _lexical(task, section) if lexical else _dense(task, pairs, section, prompts, vectors, facts)
         found = Counter[int]()
         for row in rows.rows:
             if not row["negatives"] and not row["scores"]:
@@ -110,13 +115,14 @@ def _search_task(rows: RowSet, passages: Sequence[str]) -> RetrievalSet:
     return replace(task, docs=[*task.docs, *others], doc_ids=[*task.doc_ids, *ids])
 
 
-def _dense(task: RetrievalSet, pairs: Dataset, section: MiningSection, prompts: Prompts, facts: Facts) -> Mined:
-    """Mine with an encoder; its vectors are kept until all is done, so that an interrupted run can use them."""
+def _dense(
+    task: RetrievalSet, pairs: Dataset, section: MiningSection, prompts: Prompts, vectors: Path, facts: Facts
+) -> Mined:
+    """Mine with an encoder, whose vectors are in a folder until that is done."""
     from sentence_transformers.util import mine_hard_negatives
 
     from mixfluence.encoders import load_encoder
 
-    vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(f"{task.fingerprint} {section.filter}".encode())
     printed = StringIO()
     with redirect_stdout(printed):  # the only place where the function tells what it skipped
         mined = mine_hard_negatives(
@@ -125,7 +131,7 @@ def _dense(task: RetrievalSet, pairs: Dataset, section: MiningSection, prompts: 
             corpus=list(task.docs),
             range_min=section.range[0],
             range_max=section.range[1],
-            relative_margin=None if section.margin is None else 1 - section.margin,
+            relative_margin=None if section.margin is None else round(1 - section.margin, 9),
             num_negatives=section.mine,
             query_prompt=prompts[0],
             corpus_prompt=prompts[1],

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from mixfluence.data.columns import ColumnMap
 from mixfluence.data.pairs import RecordReader, records_of
@@ -126,3 +126,8 @@ def without_overlap(
 
 def _normalised(text: str) -> str:
     return " ".join(text.lower().split())
+
+
+def text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:
+    """Return datasets as sentence-transformers expects them, for its model card and evaluation loss."""
+    return DatasetDict({name: rows.rows.select_columns(["anchor", "positive"]) for name, rows in datasets.items()})

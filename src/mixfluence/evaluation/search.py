@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokenize import Task, tokenise_texts
+from mixfluence.data.tokens import TokenTable
 from mixfluence.embedding import TextEncoder, prompt_of, text_encoders
 from mixfluence.errors import MixfluenceError
 from mixfluence.influence.snapshot import preserve_modes
@@ -68,7 +69,7 @@ def _search_sparse(model: SparseEncoder, task: RetrievalSet, k: int, batch_size:
             order.append(places)
         return sparse.vstack(parts, format="csr")[np.argsort(np.concatenate(order))]
 
-    queries, passages = (matrix(encoder, texts) for encoder, texts in _tokenised(model, task))
+    queries, passages = (matrix(encoder, texts) for encoder, texts in tokenised_sides(model, task))
     found = []
     size = max(1, SCORES_AT_ONCE // passages.shape[0])
     for start in range(0, queries.shape[0], size):
@@ -80,7 +81,7 @@ def _search_sparse(model: SparseEncoder, task: RetrievalSet, k: int, batch_size:
 @_search.register(MultiVectorEncoder)
 def _search_tokens(model: MultiVectorEncoder, task: RetrievalSet, k: int, batch_size: int, progress: bool) -> Hits:
     """Search by MaxSim. Token vectors of a part of the passages exist at a time, those of all queries throughout."""
-    (query_encoder, texts), (passage_encoder, passages) = _tokenised(model, task)
+    (query_encoder, texts), (passage_encoder, passages) = tokenised_sides(model, task)
     queries: dict[int, Tensor] = {}
     for places, output in query_encoder.outputs(texts, batch_size=batch_size):
         queries |= zip(places.tolist(), _token_vectors(output), strict=True)
@@ -121,21 +122,21 @@ def _rerank(model: CrossEncoder, task: RetrievalSet, k: int, batch_size: int, sh
 
 
 def encode_task(
-    model: BaseModel, task: RetrievalSet, *, batch_size: int, show_progress: bool = False, unit: bool = True
+    model: BaseModel, task: RetrievalSet, *, batch_size: int, show_progress: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return unit vectors, or vectors of any length, of queries and passages, on the model's device.
+    """Return unit vectors of queries and passages, on the model's device.
 
     The model is a dense one. Token ids are cached.
     """
     queries, passages = (
-        encoder.encode(texts, batch_size=batch_size, show_progress=show_progress, unit=unit)
-        for encoder, texts in _tokenised(model, task)
+        encoder.encode(texts, batch_size=batch_size, show_progress=show_progress)
+        for encoder, texts in tokenised_sides(model, task)
     )
     return queries, passages
 
 
-def _tokenised(model: BaseModel, task: RetrievalSet) -> Iterator[tuple[TextEncoder, Any]]:
-    """Yield encoder and token ids of queries, then of passages."""
+def tokenised_sides(model: BaseModel, task: RetrievalSet) -> Iterator[tuple[TextEncoder, TokenTable]]:
+    """Yield encoder and token ids of queries, then of passages; token ids are cached."""
     prompts: dict[Task, str | None] = {"query": task.query_prompt, "document": task.passage_prompt}
     texts = {"query": task.queries, "document": task.docs}
     for kind, encoder in text_encoders(model, prompts).items():
@@ -177,7 +178,7 @@ def exact_search(
 
     Products are taken in float32, on the device of the embeddings; `query_chunk` x `chunk` scores exist at a time.
     """
-    with _full_float32(), torch.autocast(queries.device.type, enabled=False):
+    with full_float32(), torch.autocast(queries.device.type, enabled=False):
         found = [_search_block(block.float(), corpus, k, chunk) for block in torch.split(queries, query_chunk)]
     return torch.cat([scores for scores, _ in found]), torch.cat([positions for _, positions in found])
 
@@ -201,7 +202,7 @@ def _best(best: Hits | None, others: Hits, k: int) -> Hits:
 
 
 @contextmanager
-def _full_float32() -> Iterator[None]:
+def full_float32() -> Iterator[None]:
     """Disable TF32 and bf16 in float32 products, which would turn different scores into ties.
 
     Torch 2.9 changed the interface; reading the old one raises once the Trainer's `tf32=True` has set the new one.

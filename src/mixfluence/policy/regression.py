@@ -16,8 +16,8 @@ from mixfluence.policy.bounds import Vector
 # Residuals beyond this count linearly: a proxy that diverged should not bend the fit.
 OUTLIER = 0.02
 LEAST_LOSS = 1e-4
-# Every so many mixtures, one is held out.
-HELD_OUT = 4
+# Each mixture is predicted once by a fit to three quarters of the others.
+FOLDS = 4
 
 # Predicts a score from each of several mixtures.
 Predict = Callable[[Vector], Vector]
@@ -47,18 +47,21 @@ def best_fit(mixtures: Vector, scores: Vector) -> Fit:
         mixtures: One per row.
         scores: Scores of each on each target, between 0 and 1.
     """
-    held_out = np.arange(len(mixtures)) % HELD_OUT == HELD_OUT - 1
-    actual = scores[held_out].mean(axis=1)
+    actual, folds = scores.mean(axis=1), np.arange(len(mixtures)) % FOLDS
+    total = ((actual - actual.mean()) ** 2).sum()
     r2, described = {}, []
     for name, fit in REGRESSIONS.items():
-        predicted = mean_prediction(fit, mixtures[~held_out], scores[~held_out])(mixtures[held_out])
-        total = ((actual - actual.mean()) ** 2).sum()
+        predicted = np.empty(len(mixtures))
+        for fold in range(FOLDS):
+            held_out = folds == fold
+            predict = mean_prediction(fit, mixtures[~held_out], scores[~held_out])
+            predicted[held_out] = predict(mixtures[held_out])
         r2[name] = float(1 - ((actual - predicted) ** 2).sum() / total) if total else 0.0
         constant = np.ptp(actual) == 0 or np.ptp(predicted) == 0
         rank = 0.0 if constant else float(spearmanr(actual, predicted).statistic)
         described.append(f"{name} R2 {r2[name]:.2f}, rank correlation {rank:.2f}")
     best = max(r2, key=r2.__getitem__)
-    quality = f"{best} regression, on {held_out.sum()} held-out proxies: {'; '.join(described)}"
+    quality = f"{best} regression, on {len(mixtures)} proxies, held out in turn: {'; '.join(described)}"
     return Fit(best, mean_prediction(REGRESSIONS[best], mixtures, scores), r2[best], quality)
 
 

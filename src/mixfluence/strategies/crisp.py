@@ -72,7 +72,7 @@ class CRISP(Strategy):
         for key in ("query_prompt", "passage_prompt", "loss", "batch_size", "hard_negatives"):
             values = [getattr(source, key) for source in recipe.train.values()]
             if self.per == "pool" and any(value != values[0] for value in values):
-                raise ValueError(f"strategy.per: a cluster of the whole pool needs one {key}; use per: dataset")
+                raise ValueError(f"strategy: clusters of the whole pool need one {key}; crisp can have per: dataset")
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps, cap = recipe.training.steps, self.max_epochs

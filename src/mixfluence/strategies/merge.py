@@ -1,21 +1,27 @@
-"""Merge: one short run per dataset, whose models are merged by weights that are best on the dev sets."""
+"""Merge: short runs on single datasets, clusters or mixtures, merged by weights that are best on the dev sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import quote
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from mixfluence.policy import Vector, Weights
+from mixfluence.errors import RecipeError
+from mixfluence.policy import Initial, InitialField, Vector, Weights
 from mixfluence.runs import STAGES_FOLDER
 from mixfluence.schema import Count, PathLike, Share
 from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
+from mixfluence.strategies.crisp import CRISP
 from mixfluence.strategies.static import Static
 
 if TYPE_CHECKING:
-    from mixfluence.recipe import Recipe
+    from mixfluence.clustering import Partition
+    from mixfluence.data.mixture import Mixture
+    from mixfluence.recipe import ModelSection, Recipe
 
 # The first trust region of the optimiser and the last: finer differences of weights are noise.
 FIRST_RADIUS, LAST_RADIUS = 0.25, 0.01
@@ -24,23 +30,27 @@ FIRST_RADIUS, LAST_RADIUS = 0.25, 0.01
 class Merge(Strategy):
     """Merge experts of the datasets (as MergeMix and OptiMer, 2026) instead of mixing the datasets.
 
-    From the same start one expert is trained per dataset. The result is start + sum_i w_i (expert_i - start), with
-    w_i >= 0 and sum_i w_i <= 1, so that the start has the rest. The weights are searched by the mean NDCG@10 of the
-    merged model on samples of the dev sets: the start, every expert, the mean of all, and from the best of these
-    COBYQA, which needs no gradients. The weights without the start's are also those of a data mixture, in
-    `weights.json`.
+    From the same start one expert is trained per dataset, or per cluster or mixture of them. The result is
+    start + sum_i w_i (expert_i - start), with w_i >= 0 and sum_i w_i <= 1, so that the start has the rest. The weights
+    are searched by the mean NDCG@10 of the merged model on samples of the dev sets: the start, every expert, the mean
+    of all, and from the best of these COBYQA, which needs no gradients. The weights without the start's are also those
+    of a data mixture, in `weights.json`.
 
     Experts do not depend on each other, so that adding a dataset takes one more expert. Prefer `InfDDS` when datasets
     help each other, which experts cannot learn from each other, and `RegMix` when only the mixture is wanted. Merging
     holds for models that stay near their start: keep the experts short.
 
     Cost: the experts, as many training steps as a static run by default, and one encoding of the dev samples for each
-    merge. Memory: 0 parameter sizes on the device; the parameters of all experts in CPU memory.
+    merge. Memory: 0 parameter sizes while training; the parameters of all experts while merging,
+    in CPU memory if the device has no room.
 
     Attributes:
         expert_steps: Steps of each expert; by default they share the steps of the run evenly.
         experts: Run folder of an earlier merge. Its experts are used again, so that only those of added datasets are
             trained; model, data and training must be the same.
+        branching: Train an expert per cluster of the pool, so many in all, in place of one per dataset.
+        mixtures: Train an expert per mixture: name -> a start, such as `{flat: uniform, natural: proportional}`. To
+            merge finished runs on several mixtures use `mixfluence merge`.
         soup: Give every expert the same weight instead of searching weights.
         start_share: Share of the start in the merge, against forgetting; None to search it too, 0 in a soup.
         evaluations: Most merges that are scored.
@@ -55,11 +65,19 @@ class Merge(Strategy):
     max_epochs: None = None
     expert_steps: Count | None = None
     experts: PathLike | None = None
+    branching: Annotated[int, Field(ge=2, le=64)] | None = None
+    mixtures: Annotated[dict[str, InitialField], Field(min_length=1)] | None = None
     soup: bool = False
     start_share: Share | None = None
     evaluations: Count = 100
     dev_queries: Count = 100
     dev_passages: Count = 500
+
+    @model_validator(mode="after")
+    def _experts_of_one_kind(self) -> Self:
+        if sum(given is not None for given in (self.experts, self.branching, self.mixtures)) > 1:
+            raise ValueError("give one of experts, branching and mixtures: only experts of datasets are used again")
+        return self
 
     @property
     def label(self) -> str:
@@ -67,17 +85,50 @@ class Merge(Strategy):
 
     @property
     def start_label(self) -> str:
-        return "experts" if self.start_share is None else f"experts, {self.start_share:g} start"
+        kind = f"{self.branching} clusters" if self.branching else "mixtures" if self.mixtures else "experts"
+        return kind if self.start_share is None else f"{kind}, {self.start_share:g} start"
+
+    @property
+    def clusters(self) -> bool:
+        return self.branching is not None
+
+    @property
+    def _clustering(self) -> CRISP:
+        # With smoothing no cluster is left out, however few dev rows it has.
+        return CRISP(branching=self.branching or 2, smoothing=1.0)
+
+    def check(self, recipe: Recipe) -> None:
+        super().check(recipe)
+        if self.clusters:
+            self._clustering.check(recipe)
+
+    def divide(
+        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
+    ) -> Partition:
+        found = self._clustering.divide(mixture, targets, model=model, least_rows=least_rows, seed=seed)
+        if len(found.mixture) != self.branching:
+            raise RecipeError(f"strategy.branching: only {len(found.mixture)} clusters of the rows fill a batch")
+        return found
+
+    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
+        return self._clustering.encoded_rows(train, dev) if self.clusters else 0
 
     @property
     def scoring(self) -> Scoring:
         return Scoring(self.dev_queries, self.dev_passages)
 
     def stages(self, recipe: Recipe) -> list[Stage]:
-        steps = self.expert_steps or max(1, recipe.training.steps // len(recipe.train))
-        names = {name: f"expert-{quote(name, safe='')}" for name in recipe.train}
+        drawn: dict[str, Callable[[Mapping[str, float]], Strategy]]
+        if self.branching:
+            drawn = {str(place + 1): partial(_one_cluster, place) for place in range(self.branching)}
+        elif self.mixtures:
+            drawn = {name: partial(_mixture, init) for name, init in self.mixtures.items()}
+        else:
+            drawn = {name: partial(_mixture, _only(name, recipe.train)) for name in recipe.train}
+        steps = self.expert_steps or max(1, recipe.training.steps // len(drawn))
+        names = {name: f"expert-{quote(name, safe='')}" for name in drawn}
         earlier = {name: self.experts / STAGES_FOLDER / names[name] for name in names} if self.experts else {}
-        experts = [Stage(names[name], steps, _drawing(name, recipe), reuse=earlier.get(name)) for name in names]
+        experts = [Stage(names[name], steps, drawn[name], reuse=earlier.get(name)) for name in names]
         final = Stage(
             FINAL, 1 if self.soup else self.evaluations, lambda found: Static(init=Weights(found)), merges=True
         )
@@ -154,6 +205,14 @@ def _on_simplex(free: Vector) -> Vector:
     return np.concatenate([[max(0.0, 1.0 - inside.sum())], inside])
 
 
-def _drawing(name: str, recipe: Recipe) -> Callable[[Mapping[str, float]], Strategy]:
-    only = {other: float(other == name) for other in recipe.train}
-    return lambda found: Static(init=Weights(only))
+def _mixture(init: Initial, found: Mapping[str, float]) -> Strategy:
+    return Static(init=init)
+
+
+def _one_cluster(place: int, found: Mapping[str, float]) -> Strategy:
+    # A plan knows the datasets only, which may be fewer than the clusters.
+    return Static(init=_only(list(found)[place % len(found)], found))
+
+
+def _only(name: str, names: Iterable[str]) -> Weights:
+    return Weights({other: float(other == name) for other in names})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
+from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, cap, softmax
 from mixfluence.policy.initial import read_weights
 from mixfluence.schema import Count, PathLike, WholeNumber
 from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
@@ -34,9 +34,11 @@ class RegMix(Strategy):
 
     A swarm of short proxy runs is trained, the first on the start and each of the others on a mixture drawn around it.
     NDCG@10 of their models on samples of the dev sets is regressed on the mixtures, for each dev set: by
-    1 - NDCG@10 = c + exp(a . p), and by gradient boosting. The regression that predicts held-out proxies better (every
-    fourth) is fitted to all. The final run trains on the mean of the best predicted of many random mixtures that keep
-    the epoch limit. How well held-out proxies are predicted is logged and noted in the record.
+    1 - NDCG@10 = c + exp(a . p), and by gradient boosting. The regression that predicts held-out proxies better, a
+    quarter of them at a time, is fitted to all. The best mixture is the mean of the best predicted of many random
+    mixtures that keep the epoch limit. The final run trains on start + R2 (best - start), where R2 is the share of the
+    variance of held-out proxies that is predicted: a regression that predicts nothing leaves the start. R2 is noted in
+    the record.
 
     Proxies do not depend on each other, and one search serves any number of final runs. Prefer `Merge` when a proxy
     per mixture costs too much, and `InfDDS` when the best mixture changes during training. A short proxy favours what
@@ -96,12 +98,14 @@ class RegMix(Strategy):
         if self.max_epochs is not None:
             limits = self.max_epochs * np.array(list(sizes.values())) / rows
         fit = best_fit(mixtures, scores)
-        found = best_mixture(fit, np.concatenate([mixtures, others]), limits)
-        predicted = float(fit.predict(found[None])[0])
-        note = (
-            f"RegMix: {fit.quality}; predicted dev NDCG@10 {predicted:.4f}, best proxy {scores.mean(axis=1).max():.4f}"
-        )
-        (logger.info if fit.r2 > 0 else logger.warning)("%s", note)
+        best, start = best_mixture(fit, np.concatenate([mixtures, others]), limits), mixtures[0]
+        trust = min(max(fit.r2, 0.0), 1.0)
+        found = cap(start + trust * (best - start), limits)
+        predicted, measured = float(fit.predict(found[None])[0]), scores.mean(axis=1).max()
+        note = f"RegMix: {fit.quality}; predicted dev NDCG@10 {predicted:.4f}, best proxy {measured:.4f}"
+        if not trust:
+            note += "; the mixture is the start, because no regression predicts held-out proxies"
+        (logger.info if trust else logger.warning)("%s", note)
         return dict(zip(sizes, found.tolist(), strict=True)), [note]
 
     def _proxy(self, seed: int, number: int, found: Mapping[str, float] | None = None) -> Proxy:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.model import BaseModel
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.data.columns import ColumnMap
-from mixfluence.data.mixture import Mixture, train_and_dev, without_overlap
+from mixfluence.data.mixture import Mixture, text_columns, train_and_dev, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
@@ -92,6 +92,7 @@ class MixtureMixin(ShardedMixin):
         trace_path: Path | str | None = None,
         test_dataset: Mapping[str, RetrievalSet | RowSet | Dataset] | None = None,
         columns: Mapping[str, ColumnMap] | None = None,
+        model_card: bool = True,
         **options: Any,
     ) -> None:
         check_model(model, self.model_class)
@@ -113,8 +114,7 @@ class MixtureMixin(ShardedMixin):
         self.own_batch_sizes = dict(batch_sizes or {})
         own_negatives = num_negatives if isinstance(num_negatives, Mapping) else {}
         check_names({"batch_sizes": self.own_batch_sizes, "num_negatives": own_negatives}, self.mixture)
-        self.packing = packing
-        self.compiled = compiled
+        self.packing, self.compiled, self.model_card = packing, compiled, model_card
         self.sampler: MixtureBatchSampler
         self.probing: ProbeRunner | None = None
         self.resumed: dict[str, Any] | None = None
@@ -123,8 +123,8 @@ class MixtureMixin(ShardedMixin):
             losses = loss if isinstance(loss, dict) else dict.fromkeys(self.dev, loss)
             # Without the scores that some losses need.
             evaluated = [name for name in self.dev if name in losses and not has_part(losses[name], *TAUGHT)]
-            options["eval_dataset"] = _text_columns({name: self.dev[name] for name in evaluated}) or None
-        super().__init__(model=model, args=args, train_dataset=_text_columns(self.mixture), loss=loss, **options)
+            options["eval_dataset"] = text_columns({name: self.dev[name] for name in evaluated}) or None
+        super().__init__(model=model, args=args, train_dataset=text_columns(self.mixture), loss=loss, **options)
         check_arguments(self.args)
         self._check_learning_rates()
         check_engine(self)
@@ -189,6 +189,11 @@ class MixtureMixin(ShardedMixin):
         collator = super().get_data_collator(model, args, processing_class)
         collator.router_mapping = args.router_mapping or {"anchor": "query", "positive": "document"}
         return collator
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Collect facts for the card of the model, unless they are not wanted."""
+        if self.model_card:
+            super().add_model_card_callback(default_args_dict)
 
     def get_default_loss(self, model: BaseModel) -> nn.Module:
         """Return InfoNCE."""
@@ -332,6 +337,7 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
         columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+        model_card: Whether to collect facts about the data for the model's card, which takes a second or more.
 
     Attributes:
         initial_weights: Probability of each dataset at the start.
@@ -341,8 +347,3 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
 
     kind = "dense"
     can_pack = True
-
-
-def _text_columns(datasets: Mapping[str, RowSet]) -> DatasetDict:
-    """Return datasets as sentence-transformers expects them, for its model card and evaluation loss."""
-    return DatasetDict({name: rows.rows.select_columns(["anchor", "positive"]) for name, rows in datasets.items()})
