@@ -45,7 +45,7 @@ def test_order_and_sizes_are_kept() -> None:
         ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: .*'query'"),
         ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .*'label'"),
         ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: .*'p'"),
-        ([("blank", Dataset.from_dict({"q": ["q", " "], "p": ["", "p"]}))], "blank: .*2 of 2 rows"),
+        ([("blank", Dataset.from_dict({"query": ["q", " "], "answer": ["", "p"]}))], "blank: .*2 of 2 rows"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], named: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from mixfluence.data.formats import Source, read_both, read_rows, read_task
@@ -88,6 +89,7 @@ def _read_each(
             found[name] = read(name, source)
         except MixfluenceError as error:
             # An error of a file in several sections is reported once.
-            named = source.location.partition(" ")[0] in str(error)
+            places = [str(value) for _, value in source if isinstance(value, Path)] or [source.location]
+            named = any(place in str(error) for place in places)
             problems.append(error if named else type(error)(f"{section}.{name}: {error}"))
     return found
