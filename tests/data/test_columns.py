@@ -89,7 +89,9 @@ def test_a_mixture_takes_columns_per_dataset() -> None:
     with pytest.raises(DataError, match=r"odd: row 1: .*write columns=\{\"odd\": \{\"anchor\": \"a\""):
         Mixture({"odd": Dataset.from_dict(odd)})
     columns = {"odd": {"anchor": "c", "positive": "a", "negatives": "b"}}
-    mixture = Mixture({"odd": Dataset.from_dict(odd), "plain": Dataset.from_dict({"query": ["q"], "answer": ["p"]})}, columns)
+    mixture = Mixture(
+        {"odd": Dataset.from_dict(odd), "plain": Dataset.from_dict({"query": ["q"], "answer": ["p"]})}, columns
+    )
     assert mixture["odd"].rows[0]["negatives"] == ["b"]
     assert mixture["odd"].rows[0]["anchor"] == "c"
     train, dev = train_and_dev(
