@@ -23,8 +23,9 @@ from mixfluence.adapters import merge_lora
 from mixfluence.build import build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
-from mixfluence.data.preview import preview
+from mixfluence.data.preview import lengths, preview, token_counter
 from mixfluence.data.reading import Data, read_data
+from mixfluence.display import counted
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
@@ -158,8 +159,13 @@ def _train(
     watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
         logger.info(
-            "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
-            *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
+            "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            *(
+                counted(int(probing["rounds"]), "round"),
+                probing["seconds"],
+                watch.seconds["train"],
+                probing["parameter_sizes"],
+            ),
         )
     _save_model(recipe, trainer, folder)
     best = trainer.state.best_model_checkpoint
@@ -208,6 +214,9 @@ def _prepare(
     first = trainer.is_world_process_zero()
     if first:
         if "encoder" not in inputs:
+            count = token_counter(trainer.model)
+            for name, rows in {data.sources[name]: rows.whole for name, rows in data.train.items()}.items():
+                logger.info("%s: %s", name, lengths(rows, count))
             rehearse_tests(recipe, trainer.model, data, recipe.output)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():

@@ -17,6 +17,7 @@ from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
+    from mixfluence.data.preview import Count
     from mixfluence.data.reading import Data
     from mixfluence.data.rows import RowSet
 
@@ -101,6 +102,16 @@ def check_model(section: str, folder: Path) -> None:
     from mixfluence.encoders import load_encoder
 
     load_encoder(**json.loads(section), device="cpu")
+
+
+def recipe_counter(recipe: Recipe) -> Count | None:
+    """Return a function that counts the tokens of a recipe's encoder; None if it is not on this machine."""
+    from mixfluence.data.preview import token_counter
+    from mixfluence.encoders import load_encoder
+
+    if recipe.model.trust_remote_code or not model_is_here(recipe.model):
+        return None
+    return token_counter(load_encoder(**recipe.model.model_dump(), device="cpu"))
 
 
 def model_is_here(section: ModelSection) -> bool:
