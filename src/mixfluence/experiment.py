@@ -158,14 +158,10 @@ def _train(
     watch.seconds["probe"] = probing["seconds"]
     watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
+        rounds = counted(int(probing["rounds"]), "round")
         logger.info(
             "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
-            *(
-                counted(int(probing["rounds"]), "round"),
-                probing["seconds"],
-                watch.seconds["train"],
-                probing["parameter_sizes"],
-            ),
+            *(rounds, probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
     _save_model(recipe, trainer, folder)
     best = trainer.state.best_model_checkpoint

@@ -132,7 +132,7 @@ def test_the_fingerprint_says_which_rows_are_left(mixture: Mixture) -> None:
 
 
 def test_refuse_names_dataset_and_examples_but_not_all_of_them(mixture: Mixture) -> None:
-    with pytest.raises(DataError, match=r"^faq: 2 training rows .*\('What is  IR\?'; 'WHAT IS IR\?'\)$"):
+    with pytest.raises(DataError, match=r"^faq: .*2 training rows .*\('What is  IR\?'; 'WHAT IS IR\?'\)$"):
         without_overlap(mixture, TEST_QUERIES, "refuse")
     many = Mixture({"many": asking(*(f"query {number}" for number in range(50)), "own")})
     with pytest.raises(DataError, match="many: 50 training rows") as caught:

@@ -16,7 +16,7 @@ Sources = Annotated[list[str], Argument(metavar="SOURCE...", help="Recipes, or f
 def data(
     sources: Sources,
     model: Annotated[
-        str | None, Option(metavar="NAME", help="Count tokens of this encoder; default: the recipe's, or words.")
+        str | None, Option(metavar="NAME", help="Count its tokens; default: of the recipe's encoder, or words.")
     ] = None,
 ) -> None:
     """Show a sample row of datasets, with the roles of columns, lengths, duplicates, and rows that were left out.
