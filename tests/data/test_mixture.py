@@ -135,7 +135,7 @@ def test_refuse_names_dataset_and_examples_but_not_all_of_them(mixture: Mixture)
     with pytest.raises(DataError, match=r"^faq: .*2 training rows .*\('What is  IR\?'; 'WHAT IS IR\?'\)$"):
         without_overlap(mixture, TEST_QUERIES, "refuse")
     many = Mixture({"many": asking(*(f"query {number}" for number in range(50)), "own")})
-    with pytest.raises(DataError, match="many: .*50 training rows") as caught:
+    with pytest.raises(DataError, match=r"many: .*50 training rows") as caught:
         without_overlap(many, {"test": [f"query {number}" for number in range(50)]}, "refuse")
     assert str(caught.value).count("'query") == EXAMPLES_SHOWN
 

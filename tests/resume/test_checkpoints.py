@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from mixfluence import experiment
 from mixfluence.build import training_arguments
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row
@@ -286,6 +287,23 @@ def test_what_cannot_start_does_not_take_the_folder(
         run(load_recipe(recipe, [output, *(change.replace("PAIRS", str(pairs)) for change in changes)]))
     assert not (tmp_path / "run" / "trace.jsonl").exists()
     assert run(load_recipe(recipe, [output]))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_first_step_starts_again(
+    tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, tiny_bert_folder), [f"output={tmp_path}/run", "strategy=doge"])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "write_inputs", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe)
+    assert (tmp_path / "run" / "stages").exists(), "made by the trainer library before anything is written"
+    assert run(recipe, resume=True)
 
 
 @pytest.mark.parametrize(
