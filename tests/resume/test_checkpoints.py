@@ -323,3 +323,22 @@ def test_a_long_run_has_checkpoints_even_if_its_recipe_asks_for_none(
     args = training_arguments(load_recipe(recipe, [f"output={tmp_path}/run"]), model, {})
     assert (args.save_strategy == "steps") == (expected is not None)
     assert expected is None or args.save_steps == expected
+
+
+@pytest.mark.slow
+def test_the_model_is_on_disk_before_the_run_counts_as_finished(
+    tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, tiny_bert_folder), [f"output={tmp_path}/run"])
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def remember(handle: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    run(recipe)
+    model = {str(path) for path in (tmp_path / "run" / "model").rglob("*") if path.is_file()}
+    record = next(place for place, name in enumerate(flushed) if "record.json" in name)
+    assert model <= set(flushed[:record])

@@ -68,6 +68,16 @@ def stopped(recipe: Recipe, step: int = 7) -> Recipe:
     return recipe
 
 
+def test_a_lock_follows_no_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(mine)
+    with pytest.raises(MixfluenceError, match=r"run/\.lock"), locked(tmp_path / "run"):
+        pass
+    assert mine.read_text() == "kept"
+
+
 def test_a_moved_folder_is_resumed_in_place(
     tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
