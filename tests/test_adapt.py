@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.adapt import TARGET, Verdict, judge, make_recipe
 from mixfluence.cli.demo import write_files
 from mixfluence.data.pydocs import PydocsSource
+from mixfluence.data.reading import read_data
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.runs import read_run
@@ -194,3 +195,11 @@ def test_the_demo_replaces_its_own_files_only(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(workplace: Path) -> None:
     result = mixfluence_here("adapt", "wordllama", "--corpus", "absent.jsonl", folder=workplace)
     assert (result.returncode, result.stderr) == (2, "error: absent.jsonl: no such file or folder\n")
+
+
+def test_an_unknown_document_is_reported_once(workplace: Path) -> None:
+    with (workplace / "labelled.jsonl").open("a") as file:
+        file.write('\n{"query": "w1 w2", "doc_id": "gone"}')
+    with pytest.raises(DataError) as error:
+        read_data(recipe_of(workplace))
+    assert str(error.value).count("'gone'") == 1, "though the file has the dev and the test queries"

@@ -51,6 +51,8 @@ def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     assert "NDCG@10" in trained.stdout
     assert "Traceback" not in trained.stderr
+    assert "big: 80 rows" in trained.stderr
+    assert "big: tokens: anchor" in trained.stderr
 
     again = mixfluence_here("train", str(recipe_path), folder=tmp_path)
     assert again.returncode == 2
@@ -61,6 +63,7 @@ def test_train_then_evaluate(recipe_path: Path, tmp_path: Path) -> None:
     assert judged.returncode == 0, judged.stderr
     assert "RECALL@100" in judged.stdout
     assert "BM25" in judged.stdout
+    assert "wrote scores/BM25" in judged.stderr, "the folders that `compare` reads"
     # `compare` reads what was written.
     compared = mixfluence_here("compare", "run", "scores/BM25", "-o", "table.md", folder=tmp_path)
     assert compared.returncode == 0, compared.stderr

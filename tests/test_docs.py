@@ -135,7 +135,9 @@ def test_the_readmes_script_runs(tiny_bert_folder: Path, tmp_path: Path) -> None
         assert old in script
         script = script.replace(old, new)
     pool = {
-        name: Dataset.from_dict({"q": [f"w{i} w{i + first}" for i in range(40)], "p": [f"w{i}" for i in range(40)]})
+        name: Dataset.from_dict(
+            {"query": [f"w{i} w{i + first}" for i in range(40)], "passage": [f"w{i}" for i in range(40)]}
+        )
         for first, name in enumerate(("nq", "fiqa", "scifact", "fiqa_dev"))
     }
     names: dict[str, Any] = dict(pool)

@@ -23,8 +23,9 @@ from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
-from mixfluence.data.preview import preview
+from mixfluence.data.preview import lengths, preview, token_counter
 from mixfluence.data.reading import Data, read_data
+from mixfluence.display import counted
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
@@ -157,9 +158,10 @@ def _train(
     watch.seconds["probe"] = probing["seconds"]
     watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
+        rounds = counted(int(probing["rounds"]), "round")
         logger.info(
-            "%d rounds of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
-            *(probing["rounds"], probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
+            "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            *(rounds, probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
     # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.
     if not stage.scored or trainer.is_fsdp_enabled:
@@ -212,6 +214,9 @@ def _prepare(
     first = trainer.is_world_process_zero()
     if first:
         if "encoder" not in inputs:
+            count = token_counter(trainer.model)
+            for name, rows in {data.sources[name]: rows.whole for name, rows in data.train.items()}.items():
+                logger.info("%s: %s", name, lengths(rows, count))
             rehearse_tests(recipe, trainer.model, data, recipe.output)
         inputs["encoder"] = {"parameters": hash_parameters(trainer.model)}
         if (recipe.output / INPUTS_FILE).exists():

@@ -52,7 +52,12 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as handle:
+    try:
+        # A link in a folder of somebody else could name any file of ours, which would be emptied.
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise MixfluenceError(f"{path}: cannot be opened as a lock ({error.strerror})") from error
+    with open(opened, "r+", encoding="utf-8") as handle:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:

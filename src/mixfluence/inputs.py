@@ -97,8 +97,9 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
 
 def refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
     """Make sure that the output holds no started run, or this one if it is resumed."""
-    # A recipe alone is left by a run that could not start, which may be tried again.
-    if not any((folder / name).exists() for name in (TRACE_FILE, STAGES_FOLDER, RECORD_FILE)):
+    # A run that could not start, or was killed before, leaves a recipe or folders of stages and may be tried again.
+    traces = [folder / TRACE_FILE, *(folder / STAGES_FOLDER).glob(f"*/{TRACE_FILE}")]
+    if not any(path.exists() for path in (*traces, folder / RECORD_FILE)):
         (folder / INPUTS_FILE).unlink(missing_ok=True)
         return
     if not resume:

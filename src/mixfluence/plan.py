@@ -134,13 +134,14 @@ class Plan:
         return list(_concerns(self))
 
 
-def plan_run(recipe: Recipe, *, processes: int = 1) -> Plan:
+def plan_run(recipe: Recipe, *, processes: int = 1, missing: Sequence[MixfluenceError] = ()) -> Plan:
     """Return what a recipe will cost on some processes, such as one per GPU.
 
     Whatever a run would refuse before its first step is refused here, all of it at once. Data on this machine is read.
-    For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's `published.rows` count.
+    For data elsewhere, in a recipe read with `files_may_be_missing`, the recipe's `published.rows` count; errors in
+    `missing`, of files that are needed, are reported with the others.
     """
-    problems: list[MixfluenceError] = []
+    problems = [*missing]
     checked = preflight(recipe, problems)
     with collecting(problems):
         if checked:

@@ -12,11 +12,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from mixfluence.display import duration
-from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting, refuse
+from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting
 from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
+    from mixfluence.data.preview import Count
     from mixfluence.data.reading import Data
     from mixfluence.data.rows import RowSet
 
@@ -45,9 +46,12 @@ class Checked(NamedTuple):
 def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
     """Check arguments, output, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
 
-    Data on this machine is read. Data elsewhere counts with its published size.
+    Data on this machine is read. Data elsewhere counts with its published size; it needs one, which is not said again
+    if `problems` has it.
     """
     checked = None
+    absent, unknown = _absent(recipe)
+    problems += [] if problems else unknown
     if recipe.training.trainer_args:
         from mixfluence.build import check_training_arguments
 
@@ -56,14 +60,14 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
     with collecting(problems):
         check_output(recipe.output)
     with collecting(problems):
-        absent, data = _absent(recipe), _read_present(recipe)
+        data = _read_present(recipe)
         halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
         kept = train
         if recipe.select:
             kept = {name: rows_to_keep(name, rows, recipe.select.keep) for name, rows in train.items()}
-        checked = Checked(kept, dev, {}, absent, data)
+        checked = None if unknown else Checked(kept, dev, {}, absent, data)
     with collecting(problems):
         # Without data the run is for another machine, which may have the model.
         if any(source.on_disk for source in recipe.train.values()):
@@ -100,6 +104,16 @@ def check_model(section: str, folder: Path) -> None:
     load_encoder(**json.loads(section), device="cpu")
 
 
+def recipe_counter(recipe: Recipe) -> Count | None:
+    """Return a function that counts the tokens of a recipe's encoder; None if it is not on this machine."""
+    from mixfluence.data.preview import token_counter
+    from mixfluence.encoders import load_encoder
+
+    if recipe.model.trust_remote_code or not model_is_here(recipe.model):
+        return None
+    return token_counter(load_encoder(**recipe.model.model_dump(), device="cpu"))
+
+
 def model_is_here(section: ModelSection) -> bool:
     """Return whether an encoder can be loaded without the hub, or is not the name of one on the hub."""
     from huggingface_hub import try_to_load_from_cache
@@ -125,9 +139,10 @@ def _read_present(recipe: Recipe) -> Data | None:
     return read_data(recipe.model_copy(update=here))
 
 
-def _absent(recipe: Recipe) -> list[str]:
-    """Return the datasets that are not on this machine; those that train or guide need a published size."""
-    absent, problems = [], []
+def _absent(recipe: Recipe) -> tuple[list[str], list[MixfluenceError]]:
+    """Return the datasets that are not on this machine, and an error for each that needs a published size."""
+    absent: list[str] = []
+    problems: list[MixfluenceError] = []
     for section in ("train", "dev", "test"):
         for name, source in getattr(recipe, section).items():
             if source.on_disk:
@@ -136,8 +151,7 @@ def _absent(recipe: Recipe) -> list[str]:
             if section != "test" and not _published(source):
                 hint = f"to plan without it, give its size as {section}.{name}.published.rows"
                 problems.append(DataError(f"{section}.{name}: {source.location}: no such file or folder; {hint}"))
-    refuse(problems)
-    return absent
+    return absent, problems
 
 
 def _sizes(sources: Mapping[str, Source], read: Mapping[str, RowSet], divisor: int = 1) -> dict[str, int]:

@@ -29,8 +29,6 @@ from tests.data.readers import read_pairs
         (["question", "context", "answer"], "question", "answer", []),
         (["query", "text"], "query", "text", []),
         (["text", "query", "docid"], "query", "text", []),
-        (["title", "abstract"], "title", "abstract", []),
-        (["_id", "title", "abstract"], "title", "abstract", []),
     ],
 )
 def test_names_decide(columns: list[str], anchor: str, positive: str, negatives: list[str]) -> None:
@@ -45,6 +43,8 @@ def test_names_decide(columns: list[str], anchor: str, positive: str, negatives:
         ["query", "question", "answer"],
         ["query", "passage", "document"],
         ["title", "body", "summary"],
+        ["Antwort", "Frage"],
+        ["title", "abstract", "_id"],
         ["query"],
         ["id", "query"],
         ["anchor", "negative"],
@@ -89,7 +89,9 @@ def test_a_mixture_takes_columns_per_dataset() -> None:
     with pytest.raises(DataError, match=r"odd: row 1: .*write columns=\{\"odd\": \{\"anchor\": \"a\""):
         Mixture({"odd": Dataset.from_dict(odd)})
     columns = {"odd": {"anchor": "c", "positive": "a", "negatives": "b"}}
-    mixture = Mixture({"odd": Dataset.from_dict(odd), "plain": Dataset.from_dict({"q": ["q"], "p": ["p"]})}, columns)
+    mixture = Mixture(
+        {"odd": Dataset.from_dict(odd), "plain": Dataset.from_dict({"query": ["q"], "answer": ["p"]})}, columns
+    )
     assert mixture["odd"].rows[0]["negatives"] == ["b"]
     assert mixture["odd"].rows[0]["anchor"] == "c"
     train, dev = train_and_dev(

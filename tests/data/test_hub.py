@@ -75,7 +75,7 @@ def test_code_of_a_dataset_is_not_run(tmp_path: Path) -> None:
 
 
 def test_positives_and_negatives_can_be_limited(tmp_path: Path) -> None:
-    name = write(tmp_path / "set", {"title": ["t"], "citation": [["a", "b"]], "negative": ["n"]})
+    name = write(tmp_path / "set", {"query": ["t"], "citation": [["a", "b"]], "negative": ["n"]})
     assert len(read_hub(name, "train")) == 2
     (row,) = read_hub(name, "train", per="query", negatives=0).rows
     assert (row["positive"], row["negatives"]) == ("a", [])

@@ -45,7 +45,7 @@ def test_order_and_sizes_are_kept() -> None:
         ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: .*'query'"),
         ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .*'label'"),
         ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: .*'p'"),
-        ([("blank", Dataset.from_dict({"q": ["q", " "], "p": ["", "p"]}))], "blank: .*2 of 2 rows"),
+        ([("blank", Dataset.from_dict({"query": ["q", " "], "answer": ["", "p"]}))], "blank: .*2 of 2 rows"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], named: str) -> None:
@@ -132,10 +132,10 @@ def test_the_fingerprint_says_which_rows_are_left(mixture: Mixture) -> None:
 
 
 def test_refuse_names_dataset_and_examples_but_not_all_of_them(mixture: Mixture) -> None:
-    with pytest.raises(DataError, match=r"^faq: 2 training rows .*\('What is  IR\?'; 'WHAT IS IR\?'\)$"):
+    with pytest.raises(DataError, match=r"^faq: .*2 training rows .*\('What is  IR\?'; 'WHAT IS IR\?'\)$"):
         without_overlap(mixture, TEST_QUERIES, "refuse")
     many = Mixture({"many": asking(*(f"query {number}" for number in range(50)), "own")})
-    with pytest.raises(DataError, match="many: 50 training rows") as caught:
+    with pytest.raises(DataError, match=r"many: .*50 training rows") as caught:
         without_overlap(many, {"test": [f"query {number}" for number in range(50)]}, "refuse")
     assert str(caught.value).count("'query") == EXAMPLES_SHOWN
 

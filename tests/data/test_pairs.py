@@ -48,7 +48,7 @@ def read(path: Path, columns: dict[str, str | list[str]] | None = None) -> Rows:
         ({"query": "q", "pos": "a", "neg": None}, [("q", "a", [], [])]),
         ({"neg": ["n"], "pos": ["a", "b"], "query": "q"}, [("q", "a", ["n"], []), ("q", "b", ["n"], [])]),
         ({"response": "r", "context": "c"}, [("c", "r", [], [])]),
-        ({"title": "t", "citation": ["a", "b"]}, [("t", "a", [], []), ("t", "b", [], [])]),
+        ({"query": "t", "citation": ["a", "b"]}, [("t", "a", [], []), ("t", "b", [], [])]),
         ({"anchor": "a", "positive": "p", "n1": "n", "n2": ["m", "o"]}, [("a", "p", ["n", "m", "o"], [])]),
     ],
 )
@@ -234,16 +234,16 @@ def test_tables(tmp_path: Path, name: str) -> None:
 
 def test_csv_quotes_group_text_over_lines_and_tsv_quotes_are_text(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_bytes(b'q,a\r\n"one, two","first\r\nsecond ""line"""\r\n')
+    path.write_bytes(b'query,answer\r\n"one, two","first\r\nsecond ""line"""\r\n')
     assert read(path) == [("one, two", 'first\nsecond "line"', [], [])]
     path = tmp_path / "t.tsv"
-    path.write_text('q\ta\n"quoted" start\t"unbalanced\nr\tb\n')
+    path.write_text('query\tanswer\n"quoted" start\t"unbalanced\nr\tb\n')
     assert read(path) == [('"quoted" start', '"unbalanced', [], []), ("r", "b", [], [])]
 
 
 def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
-    path.write_text(f"q,a\nq,{'x' * 200_000}\n")
+    path.write_text(f"query,answer\nq,{'x' * 200_000}\n")
     assert len(read(path)[0][1]) == 200_000
 
 
@@ -252,7 +252,7 @@ def test_long_csv_fields_are_read(tmp_path: Path) -> None:
     [
         ("", r"t\.csv:1: "),
         ("q,q\na,b\n", r"t\.csv:1: .*'q', 'q'"),
-        ("q,a\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the first line"),
+        ("query,answer\nx,y\nx,y,z\n", r"t\.csv:3: found 3 columns, expected 2 as in the first line"),
         ('q,a\nx,"y\n', r"t\.csv:2: "),
         ('q,a\nx,"y"z\n', r"t\.csv:2: "),
     ],
@@ -268,7 +268,7 @@ def test_parquet_files_with_other_columns(tmp_path: Path) -> None:
     tables: dict[str, dict[str, list[Any]]] = {
         "1.parquet": {"query": ["q"], "answer": ["a"]},
         "2.parquet": {"anchor": ["q"], "positive": ["p"], "negative": ["n"]},
-        "3.parquet": {"title": ["t"], "citation": [["c", "d"]]},
+        "3.parquet": {"query": ["t"], "citation": [["c", "d"]]},
         "4.parquet": {"premise": ["p"], "hypothesis": ["h"], "topic": [2]},
     }
     for name, columns in tables.items():
@@ -295,7 +295,7 @@ def test_bad_parquet_is_refused_with_its_name_and_row(tmp_path: Path) -> None:
 
 def test_a_folder_mixes_formats_in_the_order_of_names(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "b.jsonl.gz", ["b", "b"])
-    (tmp_path / "a.csv").write_text("q,a\na,a\n")
+    (tmp_path / "a.csv").write_text("query,answer\na,a\n")
     (tmp_path / ".hidden").write_text("ignored")
     assert [row[0] for row in read(tmp_path)] == ["a", "b"]
     (tmp_path / "README.md").touch()

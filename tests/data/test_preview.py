@@ -61,7 +61,7 @@ def test_a_recipe_shows_all_its_sources_and_what_is_missing(tickets: Path, tmp_p
     }
     (tmp_path / "mine.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     shown = run(tmp_path / "mine.yaml")
-    assert "faq: 40 rows" in shown
+    assert "faq: 40 rows, 10 duplicates; tokens: anchor" in shown
     assert "dev own: 40 rows" in shown
     assert "gone: not on this machine" in shown
 

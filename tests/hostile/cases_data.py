@@ -66,7 +66,7 @@ CASES = [
     line("a number for a record", "5\n"),
     line("a list of one text", '["w1"]\n'),
     line("a number for a text", '["w1", 5]\n'),
-    line("columns that change", '{"q": "w1", "p": "w2"}\n{"q": "w1", "r": "w2"}\n', "'r'", number=3),
+    line("columns that change", '{"query": "w1", "p": "w2"}\n{"query": "w1", "r": "w2"}\n', "'r'", number=3),
     line("a score without a passage", '{"query": "w1", "pos": ["w2"], "pos_scores": [1, 2]}\n', "pos_scores"),
     line("a score that is NaN", '{"query": "w1", "pos": ["w2"], "pos_scores": [NaN]}\n', "nan"),
     line("half of the rows without text", '["w1", ""]\n'),

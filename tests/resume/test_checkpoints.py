@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from mixfluence import experiment
 from mixfluence.build import training_arguments
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row
@@ -288,6 +289,23 @@ def test_what_cannot_start_does_not_take_the_folder(
     assert run(load_recipe(recipe, [output]))
 
 
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_first_step_starts_again(
+    tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, tiny_bert_folder), [f"output={tmp_path}/run", "strategy=doge"])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "write_inputs", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe)
+    assert (tmp_path / "run" / "stages").exists(), "made by the trainer library before anything is written"
+    assert run(recipe, resume=True)
+
+
 @pytest.mark.parametrize(
     ("steps", "changes", "expected"),
     [
@@ -305,3 +323,22 @@ def test_a_long_run_has_checkpoints_even_if_its_recipe_asks_for_none(
     args = training_arguments(load_recipe(recipe, [f"output={tmp_path}/run"]), model, {})
     assert (args.save_strategy == "steps") == (expected is not None)
     assert expected is None or args.save_steps == expected
+
+
+@pytest.mark.slow
+def test_the_model_is_on_disk_before_the_run_counts_as_finished(
+    tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, tiny_bert_folder), [f"output={tmp_path}/run"])
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def remember(handle: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    run(recipe)
+    model = {str(path) for path in (tmp_path / "run" / "model").rglob("*") if path.is_file()}
+    record = next(place for place, name in enumerate(flushed) if "record.json" in name)
+    assert model <= set(flushed[:record])

@@ -15,9 +15,11 @@ import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
 
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.experiment import run
@@ -64,6 +66,16 @@ def stopped(recipe: Recipe, step: int = 7) -> Recipe:
     with pytest.raises(KeyboardInterrupt):
         run(recipe, callbacks=[StopAt(step)])
     return recipe
+
+
+def test_a_lock_follows_no_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(mine)
+    with pytest.raises(MixfluenceError, match=r"run/\.lock"), locked(tmp_path / "run"):
+        pass
+    assert mine.read_text() == "kept"
 
 
 def test_a_moved_folder_is_resumed_in_place(
@@ -175,6 +187,16 @@ def test_lost_checkpoints_are_a_warning(
     assert any("starting from step 0" in message for message in caplog.messages)
 
 
+class Rates(TrainerCallback):
+    """Remembers the learning rate of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(kwargs["optimizer"].param_groups[0]["lr"])
+
+
 def test_more_steps_extend_a_run_and_logs_may_come_at_another_interval(tiny_bert_folder: Path, tmp_path: Path) -> None:
     path = write_recipe(tmp_path, tiny_bert_folder)
     output = f"output={tmp_path}/run"
@@ -185,7 +207,8 @@ def test_more_steps_extend_a_run_and_logs_may_come_at_another_interval(tiny_bert
         run(load_recipe(path, [output]), resume=True)
     longer = load_recipe(path, [output, "training.steps=18", "training.log_every=2"])
     with pytest.raises(KeyboardInterrupt):
-        run(longer, resume=True, callbacks=[StopAt(14)])
+        run(longer, resume=True, callbacks=[rates := Rates(), StopAt(14)])
+    assert rates.seen == pytest.approx([longer.training.learning_rate * left / 18 for left in (6, 5)])
     assert not (tmp_path / "run" / "record.json").exists()
     run(longer, resume=True)
     assert read_record(tmp_path / "run" / "record.json")["steps"] == 18

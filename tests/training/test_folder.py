@@ -1,8 +1,8 @@
 """The folder of a training script is a run folder.
 
 - `status`, `weights` and `report` read it while it trains and afterwards.
-- With test sets `compare` reads it, and training rows that ask a test query are dropped.
-- At the end the mixture is printed, unless progress bars are off.
+- With test sets `compare` reads it, beside rows without training, and training rows that ask a test query are dropped.
+- A sample of each dataset is printed at the start and the mixture at the end, unless progress bars are off.
 - A strategy that the command line does not know leaves a warning, and training goes on.
 """
 
@@ -19,6 +19,9 @@ from transformers import TrainerCallback
 from typer.testing import CliRunner
 
 from mixfluence.cli import app
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.retrieval import retrieval_from_rows
+from mixfluence.evaluation.retrieval import evaluate
 from mixfluence.influence import Probe
 from mixfluence.policy import PROPORTIONAL, UNIFORM
 from mixfluence.runs import read_run
@@ -62,6 +65,8 @@ def test_the_command_line_reads_it(
         model=tiny_bert, args=args, train_dataset=pool(), dev_dataset=pool(), strategy=strategy, callbacks=[ask]
     ).train()
     summary = capsys.readouterr().out
+    assert "near: 30 rows, 0 duplicates; tokens: anchor" in summary, "a sample of each dataset with its roles"
+    assert "  anchor (query): 'w0 w1'" in summary
     assert "InfDDS: 6 steps" in summary
     assert all(word in summary for word in ("near", "far", "at first", "62.5%"))
 
@@ -83,24 +88,26 @@ def test_the_command_line_reads_it(
 
 
 def test_runs_of_scripts_are_compared(
-    static: SentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_static: Callable[[], SentenceTransformer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = pool()["near"].select(range(5))
     for name in ("uniform", "static"):
         args = arguments(tmp_path / name, seed=len(name))
         build(
-            static,
+            make_static(),
             args,
             strategy=Static(init=UNIFORM if name == "uniform" else PROPORTIONAL),
             test_dataset={"t": asked},
         ).train()
-    assert sum("near: 5 training rows have a test query" in message for message in caplog.messages) == 2
+    assert sum("near: the anchor of 5 training rows is a test query" in message for message in caplog.messages) == 2
     found = read_run(tmp_path / "static")
     assert found.record["datasets"]["near"]["rows"] == 25
     assert found.record["tests"]["t"]["queries"] == len(found.scores["t"].per_query) == 5
     code, said = command("compare", str(tmp_path / "uniform"), str(tmp_path / "static"))
     assert code == 0, said
-    assert "uniform" in said
+    assert all(row in said for row in ("uniform", "zero-shot", "BM25", "uniform + BM25")), said
+    untrained = evaluate(make_static(), retrieval_from_rows("t", Mixture({"t": asked})["t"]))
+    assert read_run(tmp_path / "uniform").references["zero-shot"]["t"] == untrained
 
 
 def test_bars_that_are_off_keep_the_summary_away(

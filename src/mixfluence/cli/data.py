@@ -15,7 +15,9 @@ Sources = Annotated[list[str], Argument(metavar="SOURCE...", help="Recipes, or f
 
 def data(
     sources: Sources,
-    model: Annotated[str | None, Option(metavar="NAME", help="Count the tokens of this encoder, not words.")] = None,
+    model: Annotated[
+        str | None, Option(metavar="NAME", help="Count its tokens; default: of the recipe's encoder, or words.")
+    ] = None,
 ) -> None:
     """Show a sample row of datasets, with the roles of columns, lengths, duplicates, and rows that were left out.
 
@@ -24,6 +26,7 @@ def data(
     show_log(verbose=False)
     changes = [word for word in sources if "=" in word]
     from mixfluence.data.preview import preview_sources, token_counter
+    from mixfluence.preflight import recipe_counter
 
     count = None
     if model:
@@ -35,11 +38,12 @@ def data(
             continue
         path = Path(word)
         if path.exists() and path.suffix not in {".yaml", ".yml"}:
-            found = {path.name: _pairs(path, changes)}
+            found, own = {path.name: _pairs(path, changes)}, count
         else:
             recipe = read_recipe(word, changes, files_may_be_missing=True)
+            own = count or recipe_counter(recipe)
             found = recipe.train | {f"dev {name}": source for name, source in recipe.dev.items()}
-        for line in preview_sources(found, count):
+        for line in preview_sources(found, own):
             print_line(line)
 
 

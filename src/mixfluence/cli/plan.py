@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Option
 
 from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
-from mixfluence.display import percent, printable
+from mixfluence.display import counted, percent, printable
 
 if TYPE_CHECKING:
     from mixfluence.memory import Memory
@@ -32,8 +32,10 @@ def plan(
     planned = plan_run(parsed, processes=processes)
     if planned.data:
         from mixfluence.data.preview import preview
+        from mixfluence.preflight import recipe_counter
 
-        for line in (line for name, rows in planned.data.train.items() for line in preview(name, rows)):
+        count = recipe_counter(parsed)
+        for line in (line for name, rows in planned.data.train.items() for line in preview(name, rows, count)):
             print_line(line)
     output.print(plan_view(planned), highlight=False)
 
@@ -131,4 +133,4 @@ def _updates(stage: StagePlan) -> str:
     added = f"(+{most}{stage.measuring_cost / stage.steps:.0%})"
     each = f"each {most}{stage.update_cost:.1f} training steps{first} {added}"
     rows = f"on {most}{stage.dev_batch_size:,} rows of each dev set"
-    return f"{stage.updates:,} updates from step {stage.first_update:,} on, {each}, {rows}"
+    return f"{counted(stage.updates, 'update')} from step {stage.first_update:,} on, {each}, {rows}"

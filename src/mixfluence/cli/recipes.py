@@ -10,7 +10,7 @@ import typer
 from typer import Argument
 
 from mixfluence.cli.terminal import Overrides, RecipeName, print_line, read_recipe, show_log
-from mixfluence.errors import RecipeError
+from mixfluence.errors import MixfluenceError, RecipeError, collecting
 
 app = typer.Typer(help="The recipes that ship with mixfluence.", invoke_without_command=True)
 
@@ -60,8 +60,12 @@ def check(recipe: RecipeName, overrides: Overrides = None) -> None:
     from mixfluence.plan import plan_run
     from mixfluence.recipe_yaml import dump_recipe
 
-    parsed = read_recipe(recipe, overrides)
+    missing: list[MixfluenceError] = []
+    with collecting(missing):
+        read_recipe(recipe, overrides)
+    # Anything wrong but missing files is an error here.
+    parsed = read_recipe(recipe, overrides, files_may_be_missing=True)
     show_log(verbose=False)
-    plan_run(parsed)
+    plan_run(parsed, missing=missing)
     for line in dump_recipe(parsed).rstrip().splitlines():
         print_line(line)

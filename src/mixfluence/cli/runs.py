@@ -84,7 +84,8 @@ def evaluate(
     if to:
         for label, scores in rows.items():
             name = "bm25" if label == "BM25" else label
-            write_test(to / label.replace("/", "-"), parsed, name, tasks, scores)
+            with writing(folder := to / label.replace("/", "-")):
+                write_test(folder, parsed, name, tasks, scores)
     print_line(f"{measure.upper()} × 100:")
     output.print(score_table(rows, measure))
 

@@ -1,8 +1,7 @@
 """Roles of columns: which one is the anchor, which the positive, which are negatives or teacher scores.
 
-Roles are given as `columns`, or found by name. Two text columns with other names are taken in their order, as in
-sentence-transformers. Ids are never text. Whatever is ambiguous is an error that lists the columns and shows what to
-write.
+Roles are given as `columns`, or found by name; order says nothing. Ids are never text. Whatever is ambiguous is an
+error that lists the columns and shows what to write.
 """
 
 from __future__ import annotations
@@ -65,9 +64,7 @@ def find_roles(record: Mapping[str, Any], where: str, option: str) -> Roles:
     if not anchors and "context" in lowered and "response" in lowered:
         anchors = [lowered["context"]]
     others = [column for column in texts if column not in {*anchors, *positives}]
-    if not anchors and not positives and len(others) == 2:
-        anchors, positives = others[:1], others[1:]
-    elif len(others) == 1 and len(anchors) + len(positives) == 1:
+    if len(others) == 1 and len(anchors) + len(positives) == 1:
         anchors, positives = anchors or others, positives or others
     example = json.dumps(dict(zip(("anchor", "positive"), [*texts, "...", "..."], strict=False)), ensure_ascii=False)
     if len(anchors) != 1 or len(positives) != 1:

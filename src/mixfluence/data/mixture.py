@@ -14,6 +14,7 @@ from mixfluence.data.columns import ColumnMap
 from mixfluence.data.pairs import RecordReader, records_of
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
 from mixfluence.data.source import EXAMPLES_SHOWN
+from mixfluence.display import counted
 from mixfluence.errors import DataError
 from mixfluence.schema import unknown_key
 
@@ -96,7 +97,7 @@ class Overlap(NamedTuple):
 
     def __str__(self) -> str:
         shown = "; ".join(map(repr, self.anchors[:EXAMPLES_SHOWN]))
-        return f"{self.dataset}: {len(self.rows)} training rows have a test query as anchor ({shown})"
+        return f"{self.dataset}: the anchor of {counted(len(self.rows), 'training row')} is a test query ({shown})"
 
 
 def without_overlap(

@@ -88,7 +88,7 @@ class SourceSection(Section):
 
 def _exists(path: Path, info: ValidationInfo) -> Path:
     may_be_missing = (info.context or {}).get("files_may_be_missing")
-    if not may_be_missing and not os.path.exists(path):  # pathlib's raises for names that are too long
+    if not may_be_missing and not os.path.exists(path):
         raise ValueError(f"no such file or folder: {path.absolute()}")
     return path
 
@@ -103,7 +103,7 @@ class FileSource(SourceSection):
 
     @property
     def on_disk(self) -> bool:
-        return self.path.exists()
+        return os.path.exists(self.path)  # pathlib's raises for names that are too long
 
 
 def note_dropped(

@@ -28,6 +28,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mixfluence.errors import MixfluenceError
@@ -71,6 +72,7 @@ class MixtureCallback(TrainerCallback):
         if saved:
             # The Trainer would keep the intervals of the checkpoint.
             state.compute_steps(args, state.max_steps)
+            _follow_schedule(self._trainer)
             # It would start the sum of losses since the last log at 0.
             losses = saved["unlogged"]["losses"]
             same = len(losses) == args.world_size
@@ -233,3 +235,12 @@ def probing_cost(path: Path) -> dict[str, float]:
 
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record) + "\n"
+
+
+def _follow_schedule(trainer: MixtureMixin) -> None:
+    """Set the learning rate of the next step by a schedule that may be longer than that of the checkpoint."""
+    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    if isinstance(schedule, LambdaLR):
+        parts = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        for group, rate, share in parts:
+            group["lr"] = rate * share(schedule.last_epoch)

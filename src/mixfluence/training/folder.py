@@ -17,9 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
+from mixfluence.data.preview import preview, token_counter
 from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
-from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.evaluation.references import MAX_PASSAGES, fuse
+from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task, score_task
 from mixfluence.files import write_text
 from mixfluence.policy.initial import write_weights
 from mixfluence.recipe import Recipe
@@ -39,8 +41,16 @@ CARD_HEADING = "## Training mixture"
 
 
 def start_folder(trainer: MixtureMixin, folder: Path) -> None:
-    """Describe a script as a recipe, so that the command line can read its folder while it trains."""
+    """Show the data of a script, test its model as it came, and describe it as a recipe for the command line."""
     (folder / runs.RECORD_FILE).unlink(missing_ok=True)
+    if not trainer.args.disable_tqdm:
+        count = token_counter(trainer.model)
+        lines = [line for name, rows in trainer.mixture.items() for line in preview(name, rows, count)]
+        SafeConsole().print(Text("\n".join(map(printable, lines))), soft_wrap=True)
+    for task in trainer.test.values():
+        if not trainer.resumed and len(task.docs) <= MAX_PASSAGES:
+            scores = evaluate(trainer.model, task, batch_size=trainer.args.eval_batch_size)
+            write_evaluation(scores, folder / runs.REFERENCES_FOLDER / "zero-shot")
     try:
         if STRATEGIES.get(trainer.strategy.name) is not type(trainer.strategy):
             raise ValueError(f"{type(trainer.strategy).__name__} is not registered in STRATEGIES")
@@ -58,8 +68,13 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
     seconds = {"train": last["seconds"] - probing["seconds"], "probe": probing["seconds"]}
     scores = {}
     for name, task in trainer.test.items():
-        scores[name] = evaluate(trainer.model, task, batch_size=trainer.args.eval_batch_size)
+        found = rank_task(trainer.model, task, batch_size=trainer.args.eval_batch_size)
+        scores[name] = score_task(task, found)
         write_evaluation(scores[name], folder / runs.EVAL_FOLDER)
+        if len(task.docs) <= MAX_PASSAGES:
+            lexical = rank_bm25(task)
+            write_evaluation(score_task(task, lexical), folder / runs.REFERENCES_FOLDER / "bm25")
+            write_evaluation(score_task(task, fuse(found, lexical)), folder / runs.REFERENCES_FOLDER / "fusion")
     record = {
         "name": folder.resolve().name,
         "seed": trainer.args.seed,
