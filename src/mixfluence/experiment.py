@@ -31,7 +31,7 @@ from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
-from mixfluence.pool import divide, find_start, select
+from mixfluence.pool import divide, select
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.rehearsal import rehearse_tests
@@ -95,9 +95,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
             logger.info("%s", line)
     data, selected = select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
-    strategy = find_start(recipe, data, watch, resume=resume)
     pool, dataset_shares = divide(recipe, data, watch, resume=resume)
-    *searches, final = strategy.stages(recipe)
+    *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
         _finish_stage(recipe, stage, pool, inputs, callbacks, resume=resume)
@@ -108,7 +107,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
         training = recipe.training
         rows = final.steps * training.batch_size * training.gradient_accumulation * PartialState().num_processes
-        concluded = [strategy.conclude(recipe, results, pool.train.sizes, rows)]
+        concluded = [recipe.strategy.conclude(recipe, results, pool.train.sizes, rows)]
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)

@@ -1,4 +1,4 @@
-"""What a run draws from: rows selected from its datasets, a start found in them, and clusters in place of them."""
+"""What a run draws from: rows selected from its datasets, and clusters in place of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from mixfluence.build import build_model
 from mixfluence.clustering.arms import read_arms, write_arms
 from mixfluence.data.reading import Data
 from mixfluence.data.rows import RowSet
-from mixfluence.encoders import load_encoder
 from mixfluence.inputs import INPUTS_FILE
-from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.selection import Selected, select_rows
-from mixfluence.strategies import Strategy
 
 
 def select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
@@ -41,26 +38,6 @@ def select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dic
 def targets_of(recipe: Recipe, data: Data) -> dict[str, RowSet]:
     """Return the dev sets that the run is for: those that are not guards."""
     return {name: rows for name, rows in data.dev.items() if name not in recipe.strategy.guards}
-
-
-def find_start(recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool) -> Strategy:
-    """Return the strategy of the recipe, with the start that it looks for in the data.
-
-    What was found is written down: a resumed run must start from the same weights whatever embeds the rows.
-    """
-    strategy, processes, file = recipe.strategy, PartialState(), recipe.output / runs.START_FILE
-    if strategy.similar is None:
-        return strategy
-    if processes.is_main_process and not (resume and file.exists()):
-        from mixfluence.clustering.similar import similar_shares
-
-        with watch("cluster"):
-            named = strategy.similar.encoder
-            encoder = load_encoder(named) if named else build_model(recipe.model)
-            shares = similar_shares(data.train, targets_of(recipe, data), encoder)
-        write_weights(file, shares)
-    processes.wait_for_everyone()
-    return strategy.starting_from(read_weights(file))
 
 
 def divide(

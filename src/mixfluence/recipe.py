@@ -250,7 +250,7 @@ class Recipe(Section):
             return "select"
         if any(stage.against for stage in self.strategy.stages(self)):
             return f"strategy {self.strategy.name}"
-        for part in (self.strategy, self.strategy.similar, self.strategy.division):
+        for part in (self.strategy, self.strategy.division):
             if getattr(part, "encoder", "none") is None:
                 return f"strategy {self.strategy.name} without an encoder of its own"
         for name in ("packing", "compiled"):

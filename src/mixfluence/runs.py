@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mixfluence.evaluation.results import Evaluation
     from mixfluence.recipe import Recipe
 
-RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE, START_FILE = "recipe.yaml", "record.json", "weights.json", "start.json"
+RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
 TRACE_FILE, OVERLAP_FILE, ARMS_FILE = "trace.jsonl", "overlap.jsonl", "arms.npy"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
 DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"

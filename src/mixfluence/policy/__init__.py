@@ -19,7 +19,6 @@ from mixfluence.policy.initial import PROPORTIONAL as PROPORTIONAL
 from mixfluence.policy.initial import UNIFORM as UNIFORM
 from mixfluence.policy.initial import Initial as Initial
 from mixfluence.policy.initial import InitialField as InitialField
-from mixfluence.policy.initial import Similar as Similar
 from mixfluence.policy.initial import Temperature as Temperature
 from mixfluence.policy.initial import Weights as Weights
 from mixfluence.policy.initial import WeightsFile as WeightsFile

@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
-from mixfluence.policy import (
-    Arms,
-    Similar,
-    Vector,
-)
+from mixfluence.policy import Arms, Vector
 from mixfluence.schema import Positive, Section
 
 if TYPE_CHECKING:
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     from mixfluence.recipe import ModelSection, Recipe, TrainingSection
 
 FINAL = "final"
-# Rows of each dataset that are compared with the dev rows for a start by similarity.
-SAMPLED_ROWS = 2_048
 
 
 @dataclass(frozen=True)
@@ -143,8 +137,6 @@ class Strategy(Section):
         """Raise a ValueError if the strategy cannot work in a recipe."""
         if self.needs_dev and not recipe.dev:
             raise ValueError(f"strategy: {self.name} needs at least one dev set")
-        if self.similar and not recipe.dev:
-            raise ValueError("strategy.init: similar needs at least one dev set")
         self.check_guards(recipe.dev)
 
     def stages(self, recipe: Recipe) -> list[Stage]:
@@ -176,16 +168,6 @@ class Strategy(Section):
         """
         raise RecipeError(f"{self.label}: merges no models")
 
-    @property
-    def similar(self) -> Similar | None:
-        """The start, if it has to be found in the data before `start`; see `starting_from`."""
-        init = getattr(self, "init", None)
-        return init if isinstance(init, Similar) else None
-
-    def starting_from(self, shares: Mapping[str, float]) -> Strategy:
-        """Return the strategy with the start that `similar` asks for, given each dataset's share by similarity."""
-        return self._with(init=self.similar.weights(shares)) if self.similar else self
-
     def divide(
         self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
     ) -> Partition:
@@ -194,9 +176,7 @@ class Strategy(Section):
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         """Return how many rows are encoded before training, given the sizes of the datasets."""
-        if not self.similar:
-            return 0
-        return sum(min(rows, SAMPLED_ROWS) for sizes in (train, dev) for rows in sizes.values())
+        return 0
 
     # What the trainer asks.
 
