@@ -63,7 +63,7 @@ class Section(BaseModel, metaclass=_SectionType):
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Yield what differs from the defaults."""
         for name, field in type(self).model_fields.items():
-            if getattr(self, name) != field.get_default(call_default_factory=True):
+            if getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}):
                 yield name, getattr(self, name)
 
     __str__ = BaseModel.__repr__

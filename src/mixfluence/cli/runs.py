@@ -1,4 +1,4 @@
-"""Verbs that read run folders: `status`, `evaluate`, `compare`, `report` and `weights`."""
+"""Verbs that read run folders: `status`, `evaluate`, `compare`, `report`, `weights` and `push`."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def weights(
     """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
     from mixfluence.policy.arms import totals
     from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
-    from mixfluence.strategies.replay import replayed_weights
+    from mixfluence.strategies.controls import replayed_weights
 
     recipe = read_run_recipe(run)
     if which == "final" and not (run / WEIGHTS_FILE).exists():
@@ -198,3 +198,29 @@ def _write(text: str, file: Path | None) -> None:
     else:
         # Not through rich, which would interpret names as markup and wrap lines.
         typer.echo(printable(text, keep="\n\t"), nl=False)
+
+
+def push(
+    run: Annotated[Path, Argument(metavar="RUN", help="A finished run.")],
+    repository: Annotated[str, Argument(metavar="REPO", help="A repository of the hub, such as me/my-retriever.")],
+    private: Annotated[bool, Option("--private", help="Create the repository as a private one.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be published, with the card.")] = False,
+) -> None:
+    """Publish the model of a run on the Hugging Face hub, with its mixture, scores and recipe.
+
+    The card contains a few training rows as examples, and the recipe has the paths of your files: look at both with
+    --dry-run first.
+    """
+    show_log()
+    from mixfluence.publish import card_of, files_of
+    from mixfluence.publish import push as publish
+    from mixfluence.runs import read_run
+
+    found = read_run(run)
+    if not dry_run:
+        print_line(publish(found, repository, private=private))
+        return
+    for path, source in files_of(found).items():
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        print_line(f"{size / 1e6:10,.2f} MB  {repository}/{path}")
+    print_line(card_of(found))

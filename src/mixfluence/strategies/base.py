@@ -258,3 +258,10 @@ def check_faiss() -> None:
     """Refuse to cluster without the library for it."""
     if find_spec("faiss") is None:
         raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
+
+
+def load_named_encoder(name: str | None, model: ModelSection) -> Any:
+    """Load the encoder that a strategy names, or else the model that is trained."""
+    from mixfluence.encoders import load_encoder
+
+    return load_encoder(name) if name else load_encoder(**model.model_dump())

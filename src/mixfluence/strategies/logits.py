@@ -21,7 +21,7 @@ from mixfluence.policy import (
     softmax,
 )
 from mixfluence.schema import Count, Positive, Share, WholeNumber
-from mixfluence.strategies.base import Strategy, check_faiss
+from mixfluence.strategies.base import Strategy, check_faiss, load_named_encoder
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
@@ -66,10 +66,9 @@ class ArmStrategy(Strategy):
         self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
     ) -> Partition:
         from mixfluence.clustering.arms import cut_into_arms
-        from mixfluence.encoders import load_encoder
 
         assert self.arms is not None
-        encoder = load_encoder(self.arms.encoder) if self.arms.encoder else load_encoder(**model.model_dump())
+        encoder = load_named_encoder(self.arms.encoder, model)
         return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
