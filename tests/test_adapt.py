@@ -20,7 +20,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.adapt import TARGET, Verdict, judge, make_recipe
-from mixfluence.cli.adapt import write_files
+from mixfluence.cli.sweep import write_files
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.recipe import Recipe

@@ -298,9 +298,14 @@ def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> No
 
 
 def write_test(
-    folder: Path, recipe: Recipe, name: str, tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]
+    folder: Path,
+    recipe: Recipe,
+    name: str,
+    tasks: Mapping[str, RetrievalSet],
+    scores: Mapping[str, Evaluation],
+    **more: Any,
 ) -> None:
-    """Write the folder of a model that was only tested, which `read_run` reads."""
+    """Write the folder of a model that was only tested, which `read_run` reads, with `more` facts in its record."""
     from mixfluence.evaluation.results import write_evaluation
     from mixfluence.recipe_yaml import dump_recipe
 
@@ -309,7 +314,7 @@ def write_test(
     write_text(folder / RECIPE_FILE, dump_recipe(recipe))
     tests = {test: {"fingerprint": task.fingerprint} for test, task in tasks.items()}
     summaries = {test: evaluation.summary() for test, evaluation in scores.items()}
-    facts = {"name": recipe.name, "reference": name, "seed": recipe.seed, "tests": tests, "scores": summaries}
+    facts = {"name": recipe.name, "reference": name, "seed": recipe.seed, "tests": tests, "scores": summaries, **more}
     write_record(folder / RECORD_FILE, facts, kind="test")
 
 

@@ -9,13 +9,11 @@ from typing import Annotated, NoReturn
 import typer
 from typer import Option
 
-from mixfluence.cli.adapt import adapt, demo
 from mixfluence.cli.data import cache, data
-from mixfluence.cli.merge import merge
 from mixfluence.cli.plan import plan
 from mixfluence.cli.recipes import app as recipes
-from mixfluence.cli.runs import compare, evaluate, push, report, status, weights
-from mixfluence.cli.sweep import sweep
+from mixfluence.cli.runs import compare, evaluate, merge, push, report, status, weights
+from mixfluence.cli.sweep import adapt, demo, sweep
 from mixfluence.cli.terminal import note, print_line, silence_libraries
 from mixfluence.cli.train import leave, train
 from mixfluence.errors import MixfluenceError
