@@ -86,8 +86,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     folder = recipe.output
     refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
-    for doubt in recipe.doubts():
-        logger.warning("%s", doubt)
+    for sentence in recipe.warnings():
+        logger.warning("%s", sentence)
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)

@@ -290,7 +290,7 @@ def _batch_rows(sizes: Vector, batch_size: int | Vector, processes: int) -> Vect
 
 def _concerns(plan: Plan) -> Iterator[str]:
     training = plan.recipe.training
-    yield from plan.recipe.doubts()
+    yield from plan.recipe.warnings()
     yield from _of_this_machine(plan)
     for dataset in plan.datasets:
         if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:

@@ -258,8 +258,8 @@ class Recipe(Section):
                 return f"training.{name}"
         return None
 
-    def doubts(self) -> Iterator[str]:
-        """Yield a sentence for all data that has two roles, which is possible but rarely meant."""
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence for each dataset that is used twice, as dev data and for training or testing."""
         consequences = {"train": "it is trained on", "test": "test scores would be too good"}
         for name, source in self.dev.items():
             for section, consequence in consequences.items():

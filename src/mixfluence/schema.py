@@ -21,7 +21,7 @@ else:
 
 # Far below the largest 32-bit float, so that products with such a number do not overflow.
 LARGEST = 1e30
-# The type of an error whose message is in our words.
+# The type of errors whose messages are complete sentences already.
 OURS = "mixfluence"
 PathLike = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -79,7 +79,7 @@ class Section(BaseModel, metaclass=_SectionType):
 
 
 def _readable(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
-    """Return an error of a section in our words, for an unknown key with the nearest known one."""
+    """Return an error of a section with a readable message, for an unknown key with the nearest known one."""
     keys, message = error["loc"], error_message(error)
     if error["type"] == "extra_forbidden" and len(keys) == 1:
         message = unknown_key(keys[0], section.model_fields, _nested_keys(section))

@@ -1,4 +1,4 @@
-"""The command line. Heavy packages are imported inside the verbs, so that `--help` is fast."""
+"""The command line. Heavy packages are imported inside the commands, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, adapt, plan, train, status, evaluate, compare, report, weights, merge, sweep, push, data, cache):
-    app.command()(verb)
+for command in (demo, adapt, plan, train, status, evaluate, compare, report, weights, merge, sweep, push, data, cache):
+    app.command()(command)
 app.add_typer(recipes, name="recipes")
 
 

@@ -77,8 +77,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.clusters:
         yield "arms", f"at most {plan.clusters:,} clusters of {len(plan.datasets):,} datasets"
     for purpose, (cost, text) in plan.encodings.items():
-        alike = " if encoders are alike" if purpose == "encoding" else ""
-        yield purpose, f"{text}; as much as {cost:,.0f} training steps{alike}"
+        size = " if it is as large as the model" if purpose == "encoding" else ""
+        yield purpose, f"{text}; as much as {cost:,.0f} training steps{size}"
     for text, same in groupby(plan.stages, _stage):
         stages = list(same)
         if len(stages) > 2:

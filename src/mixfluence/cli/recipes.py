@@ -56,7 +56,7 @@ def copy(
 
 @app.command()
 def check(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Refuse what `train` would refuse, after reading all data, and print the recipe with all defaults."""
+    """Check a recipe and its data as `train` would, and print the recipe with all defaults."""
     from mixfluence.plan import plan_run
     from mixfluence.recipe_yaml import dump_recipe
 

@@ -1,4 +1,4 @@
-"""Verbs that read run folders: `status`, `evaluate`, `compare`, `report`, `weights`, `push` and `merge`."""
+"""Commands that read run folders: `status`, `evaluate`, `compare`, `report`, `weights`, `push` and `merge`."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def merge(
     for name, weight in merged.weights.items():
         print_line(f"{weight:.3f}  {name}")
     if scores:
-        print_line("NDCG@10:")
+        print_line("NDCG@10 × 100:")
         output.print(score_table({recipe.name: scores}))
     print_line(f"merged model: {folder / MODEL_FOLDER}")
 

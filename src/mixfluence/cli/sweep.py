@@ -1,4 +1,4 @@
-"""Verbs that train several runs and compare them: `sweep`, `adapt`, and `demo`, which adapts to docstrings."""
+"""Commands that train several runs and compare them: `sweep`, `adapt`, and `demo`, which adapts to docstrings."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ LEAST_VARIANCE = 1e-12
 def share_evidence(
     probed: NDArray[np.int64], values: Vector, errors: Vector, groups: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Vector, Vector]:
-    """Return the arms about which a round says something, with estimates of their values and standard errors.
+    """Return the arms that a round has information about, with estimates of their values and standard errors.
 
     The values of a dataset's arms vary around its mean with a variance that is the same for all datasets, estimated by
     what errors do not explain of the observed one (empirical Bayes). A measured value is shrunk towards the mean of

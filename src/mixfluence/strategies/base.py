@@ -224,11 +224,11 @@ class Strategy(Section):
         return None
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
+        """Use a round of measurements; return values for the trace by name, lists with one per measured dataset."""
         return {}
 
     def observe(self, dataset: int, loss: float) -> None:
-        """Take the loss of a batch that was just trained on, for a strategy with `learns_from_loss`."""
+        """Use the loss of the batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
         """Return the factor of a batch's loss, in a stage trained against a reference.

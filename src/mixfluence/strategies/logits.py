@@ -113,7 +113,7 @@ class LogitStrategy(ArmStrategy):
         # Where a budget puts the rounds, and the end of the run; None for fixed intervals.
         self._rounds_at: list[int] | None = None
         self._step = 0
-        self.weights()  # an impossible floor is refused before training starts
+        self.weights()  # raises an error for an impossible floor
 
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)
