@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,32 +20,27 @@ from transformers import TrainerCallback
 
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
-from mixfluence.build import build_trainer, check_training_arguments, stage_folder
+from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
+from mixfluence.clustering.arms import read_arms, write_arms
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
 from mixfluence.data.reading import Data, read_data
+from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
-from mixfluence.pool import divide, select
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.rehearsal import rehearse_tests
+from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult
 from mixfluence.testing import score_run
 from mixfluence.training.callback import probing_cost
-from mixfluence.training.checkpoints import (
-    LATEST,
-    changed_file,
-    hash_parameters,
-    measure,
-    measure_files,
-    writing,
-)
+from mixfluence.training.checkpoints import LATEST, changed_file, hash_parameters, measure, measure_files, writing
 from mixfluence.training.folder import record_facts, test_facts
 from mixfluence.training.trainer import MixtureMixin
 
@@ -93,9 +88,9 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
-    data, selected = select(recipe, data, watch)
+    data, selected = _select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
-    pool, dataset_shares = divide(recipe, data, watch, resume=resume)
+    pool, dataset_shares = _divide(recipe, data, watch, resume=resume)
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
@@ -126,6 +121,49 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
     _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
+
+
+def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+    """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
+    if recipe.select is None:
+        return data, {}
+    sources = {**recipe.dev, **recipe.train}
+    with watch("select"), PartialState().main_process_first():
+        train, selected = select_rows(
+            data.train,
+            _targets(recipe, data),
+            build_model(recipe.model),
+            keep=recipe.select.keep,
+            batch_size=recipe.training.batch_size,
+            seed=recipe.seed,
+            prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
+        )
+    return replace(data, train=train), selected
+
+
+def _targets(recipe: Recipe, data: Data) -> dict[str, RowSet]:
+    """Return the dev sets that the run is for: those that are not guards."""
+    return {name: rows for name, rows in data.dev.items() if name not in recipe.strategy.guards}
+
+
+def _divide(
+    recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool
+) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
+    """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
+    strategy = recipe.strategy
+    if not strategy.clusters:
+        return data, dict
+    processes, stored = PartialState(), recipe.output / runs.ARMS_FILE
+    with watch("cluster"), processes.main_process_first():
+        if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
+            found = read_arms(data.train, stored)
+        else:
+            least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
+            targets = _targets(recipe, data)
+            found = strategy.divide(data.train, targets, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
+            if found.numbers is not None and processes.is_main_process:
+                write_arms(stored, found.numbers)
+    return replace(data, train=found.mixture, sources=found.sources, found=found.weights), found.shares
 
 
 def _finish_stage(
@@ -191,12 +229,7 @@ def _merge(
 
 
 def _prepare(
-    recipe: Recipe,
-    stage: Stage,
-    data: Data,
-    inputs: Inputs,
-    callbacks: list[TrainerCallback],
-    watch: runs.Stopwatch,
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], watch: runs.Stopwatch
 ) -> MixtureMixin:
     """Return the trainer of a stage with its data tokenised.
 

@@ -29,8 +29,4 @@ from mixfluence.policy.rules import PolicyGradient as PolicyGradient
 from mixfluence.policy.rules import Rule as Rule
 
 # Names as recipes spell them.
-RULES: dict[str, type[Rule]] = {
-    "gradient": PolicyGradient,
-    "anchored": Anchored,
-    "fair": Fair,
-}
+RULES: dict[str, type[Rule]] = {"gradient": PolicyGradient, "anchored": Anchored, "fair": Fair}

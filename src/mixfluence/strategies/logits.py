@@ -10,16 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from mixfluence.policy import (
-    PROPORTIONAL,
-    Arms,
-    InitialField,
-    Vector,
-    lift,
-    logits_from_json,
-    logits_to_json,
-    softmax,
-)
+from mixfluence.policy import PROPORTIONAL, Arms, InitialField, Vector, lift, logits_from_json, logits_to_json, softmax
 from mixfluence.schema import Count, Positive, Share, WholeNumber
 from mixfluence.strategies.base import Strategy, check_faiss, load_named_encoder
 
