@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
@@ -21,7 +22,7 @@ from transformers import TrainerCallback
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
-from mixfluence.clustering.arms import read_arms, write_arms
+from mixfluence.clustering.arms import divide
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import preview
@@ -56,6 +57,22 @@ class Trained(NamedTuple):
     selected_step: int
 
 
+class Stopwatch:
+    """Adds up seconds by part: `with watch("train"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the duration of a block to a part."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
+
+
 def run(
     recipe: Recipe,
     *,
@@ -83,14 +100,18 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     check_training_arguments(recipe)
     for sentence in recipe.warnings():
         logger.warning("%s", sentence)
-    watch = runs.Stopwatch()
+    watch = Stopwatch()
     with watch("data"):
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
     data, selected = _select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
-    pool, dataset_shares = _divide(recipe, data, watch, resume=resume)
+    pool, divided = data, None
+    if recipe.strategy.clusters:
+        with watch("cluster"):
+            divided = divide(recipe, data.train, _targets(recipe, data), resume=resume)
+        pool = replace(data, train=divided.mixture, sources=divided.sources, found=divided.weights)
     *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
@@ -113,7 +134,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
-    write_weights(folder / runs.WEIGHTS_FILE, dataset_shares(trainer.outcome() or trainer.probabilities()))
+    weights = trainer.outcome() or trainer.probabilities()
+    write_weights(folder / runs.WEIGHTS_FILE, divided.shares(weights) if divided else weights)
     with watch("evaluate"):
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
@@ -123,7 +145,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     return scores
 
 
-def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+def _select(recipe: Recipe, data: Data, watch: Stopwatch) -> tuple[Data, dict[str, Selected]]:
     """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
     if recipe.select is None:
         return data, {}
@@ -146,26 +168,6 @@ def _targets(recipe: Recipe, data: Data) -> dict[str, RowSet]:
     return {name: rows for name, rows in data.dev.items() if name not in recipe.strategy.guards}
 
 
-def _divide(
-    recipe: Recipe, data: Data, watch: runs.Stopwatch, *, resume: bool
-) -> tuple[Data, Callable[[Mapping[str, float]], dict[str, float]]]:
-    """Return the data to sample from, and a function from its probabilities to shares of the datasets."""
-    strategy = recipe.strategy
-    if not strategy.clusters:
-        return data, dict
-    processes, stored = PartialState(), recipe.output / runs.ARMS_FILE
-    with watch("cluster"), processes.main_process_first():
-        if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
-            found = read_arms(data.train, stored)
-        else:
-            least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
-            targets = _targets(recipe, data)
-            found = strategy.divide(data.train, targets, model=recipe.model, least_rows=least_rows, seed=recipe.seed)
-            if found.numbers is not None and processes.is_main_process:
-                write_arms(stored, found.numbers)
-    return replace(data, train=found.mixture, sources=found.sources, found=found.weights), found.shares
-
-
 def _finish_stage(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], *, resume: bool
 ) -> None:
@@ -186,7 +188,7 @@ def _train(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], *, resume: bool
 ) -> Trained:
     """Train a stage to its end and save its model."""
-    folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
+    folder, watch = stage_folder(recipe.output, stage.name), Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, callbacks, watch)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
@@ -207,7 +209,7 @@ def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
 ) -> Trained:
     """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
-    folder, watch = recipe.output, runs.Stopwatch()
+    folder, watch = recipe.output, Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
     merged: list[Any] = [None]
@@ -229,7 +231,7 @@ def _merge(
 
 
 def _prepare(
-    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], watch: runs.Stopwatch
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], watch: Stopwatch
 ) -> MixtureMixin:
     """Return the trainer of a stage with its data tokenised.
 
@@ -283,7 +285,7 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
 
 def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) -> None:
     """Write the mixture that a stage has found, its scores on the dev sets if they are wanted, and its cost."""
-    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, runs.Stopwatch()
+    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, Stopwatch()
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
         with watch("score"):

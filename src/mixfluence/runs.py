@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, stdev
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixfluence.errors import DataError, RecipeError
@@ -152,22 +150,6 @@ class Group:
         """Return the mean over runs of `Run.hours`."""
         parts = [run.hours(on_gpu) for run in self.runs]
         return {part: fmean(hours[part] for hours in parts) for part in PARTS} if all(parts) else {}
-
-
-class Stopwatch:
-    """Adds up seconds by part: `with watch("train"): ...`."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        """Add the duration of a block to a part."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
