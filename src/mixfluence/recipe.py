@@ -268,11 +268,6 @@ class Recipe(Section):
                         yield f"dev.{name} is the same data as {section}.{other}: {consequence}"
 
 
-def changed_keys(old: Recipe, new: Recipe) -> list[str]:
-    """Return the keys whose values differ between two recipes, such as `training.steps`."""
-    return differing(flat(old.model_dump()), flat(new.model_dump()))
-
-
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys that only one of two mappings has, or that have other values."""
     return [key for key in {**before, **now} if (key in before, before.get(key)) != (key in now, now.get(key))]

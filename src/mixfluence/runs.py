@@ -32,7 +32,7 @@ DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 MANIFEST_FILE = "manifest.json"
 
 MEASURE = "ndcg@10"
-# Models without the training of a run, which it is tested along with.
+# Tested beside a run: the untrained model, BM25, and the rank fusion of BM25 with the trained model.
 REFERENCES = ("zero-shot", "bm25", "fusion")
 PARTS = ("training", "probing", "stages", "clustering", "selecting")
 _PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering", "select": "selecting"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +12,7 @@ from typer import Argument, Option
 
 from mixfluence.display import SafeConsole, printable
 from mixfluence.errors import RecipeError
+from mixfluence.files import write_text
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
@@ -67,11 +67,10 @@ def read_recipe(name: str, overrides: Sequence[str] | None = None, *, files_may_
     return load_recipe(find_recipe(name), overrides or [], files_may_be_missing=files_may_be_missing)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Report that a path was written, or why it could not be; errors name it and not its temporary copy."""
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user asked for, and say so; errors name it and not its temporary copy."""
     try:
-        yield
+        write_text(path, text)
     except OSError as error:
         raise RecipeError(f"{path}: cannot be written ({error.strerror})") from error
     note(f"wrote {path}")
