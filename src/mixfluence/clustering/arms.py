@@ -70,8 +70,7 @@ def divide(recipe: Recipe, mixture: Mixture, targets: Mapping[str, RowSet], *, r
         if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
             return read_arms(mixture, stored)
         least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
-        settings = {"least_rows": least_rows, "seed": recipe.seed}
-        found = recipe.strategy.divide(mixture, targets, model=recipe.model, **settings)
+        found = recipe.strategy.divide(mixture, targets, recipe, least_rows)
         if found.numbers is not None and processes.is_main_process:
             write_arms(stored, found.numbers)
         return found

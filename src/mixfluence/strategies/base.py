@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import Influences, RoundCost
-    from mixfluence.recipe import ModelSection, Recipe, TrainingSection
+    from mixfluence.recipe import Recipe, TrainingSection
 
 FINAL = "final"
 
@@ -168,9 +168,7 @@ class Strategy(Section):
         """
         raise RecipeError(f"{self.label}: merges no models")
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
@@ -260,8 +258,8 @@ def check_faiss() -> None:
         raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
 
 
-def load_named_encoder(name: str | None, model: ModelSection) -> Any:
+def load_named_encoder(name: str | None, recipe: Recipe) -> Any:
     """Load the encoder that a strategy names, or else the model that is trained."""
     from mixfluence.encoders import load_encoder
 
-    return load_encoder(name) if name else load_encoder(**model.model_dump())
+    return load_encoder(name) if name else load_encoder(**recipe.model.model_dump())

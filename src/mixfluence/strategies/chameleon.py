@@ -16,7 +16,7 @@ from mixfluence.strategies.static import EmbeddingStrategy
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import ModelSection
+    from mixfluence.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 # Sharpness of the weights, as published.
@@ -61,14 +61,12 @@ class Chameleon(EmbeddingStrategy):
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         return sum(min(size, self.rows) for size in train.values())
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         """Return the datasets themselves with their weights."""
         from mixfluence.clustering import Partition
         from mixfluence.clustering.embeddings import Embedder
 
-        embedder = Embedder(load_named_encoder(self.encoder, model), self.texts)
+        embedder = Embedder(load_named_encoder(self.encoder, recipe), self.texts)
         means = []
         for rows in mixture.values():
             means.append(embedder.vectors(rows.sample(self.rows)).astype(np.float64).mean(axis=0))

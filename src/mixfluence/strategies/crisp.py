@@ -15,7 +15,7 @@ from mixfluence.strategies.static import EmbeddingStrategy
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import ModelSection, Recipe
+    from mixfluence.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +64,13 @@ class CRISP(EmbeddingStrategy):
             if self.per == "pool" and any(value != values[0] for value in values):
                 raise ValueError(f"strategy.per: a cluster of the whole pool needs one {key}; use per: dataset")
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         from mixfluence.clustering import partition
 
-        logger.info("clustering %d rows by %s", sum(mixture.sizes.values()), self.encoder or model.name)
-        encoder = load_named_encoder(self.encoder, model)
+        logger.info("clustering %d rows by %s", sum(mixture.sizes.values()), self.encoder or recipe.model.name)
+        encoder = load_named_encoder(self.encoder, recipe)
         settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
-        return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=seed)
+        return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=recipe.seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         check_faiss()

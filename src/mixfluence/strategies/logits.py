@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import RoundCost
-    from mixfluence.recipe import ModelSection
+    from mixfluence.recipe import Recipe
 
 
 # To fit so many rounds into a budget, each measures fewer rows of a target, down to this many.
@@ -53,14 +53,12 @@ class ArmStrategy(Strategy):
     def division(self) -> Arms | None:
         return self.arms
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         from mixfluence.clustering.arms import cut_into_arms
 
         assert self.arms is not None
-        encoder = load_named_encoder(self.arms.encoder, model)
-        return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=seed)
+        encoder = load_named_encoder(self.arms.encoder, recipe)
+        return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=recipe.seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         if self.arms is None:
