@@ -63,4 +63,5 @@ class EmbeddingStrategy(Strategy):
         return [final_stage(recipe.training.steps, max_epochs=self.max_epochs)]
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        raise RecipeError(f"{type(self).__name__}: needs embeddings of the rows; use it in a recipe")
+        reason = "finds its weights before training; use it in a recipe, or Static with given weights"
+        raise RecipeError(f"{type(self).__name__}: {reason}")
