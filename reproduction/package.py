@@ -99,9 +99,8 @@ def merge_and_score(
 
     Returns scores, the weights of the models, and the seconds of the search.
     """
-    from mixfluence.experiment import Stopwatch
     from mixfluence.merging import merge_runs
-    from mixfluence.runs import read_run
+    from mixfluence.runs import Stopwatch, read_run
     from mixfluence.strategies import Merge
 
     watch = Stopwatch()

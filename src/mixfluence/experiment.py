@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
@@ -57,22 +56,6 @@ class Trained(NamedTuple):
     selected_step: int
 
 
-class Stopwatch:
-    """Adds up seconds by part: `with watch("train"): ...`."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        """Add the duration of a block to a part."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
-
-
 def run(
     recipe: Recipe,
     *,
@@ -100,7 +83,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     check_training_arguments(recipe)
     for sentence in recipe.warnings():
         logger.warning("%s", sentence)
-    watch = Stopwatch()
+    watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
@@ -145,7 +128,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     return scores
 
 
-def _select(recipe: Recipe, data: Data, watch: Stopwatch) -> tuple[Data, dict[str, Selected]]:
+def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
     """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
     if recipe.select is None:
         return data, {}
@@ -188,7 +171,7 @@ def _train(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], *, resume: bool
 ) -> Trained:
     """Train a stage to its end and save its model."""
-    folder, watch = stage_folder(recipe.output, stage.name), Stopwatch()
+    folder, watch = stage_folder(recipe.output, stage.name), runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, callbacks, watch)
     with watch("train"):
         trainer.train(resume_from_checkpoint=LATEST if resume else None)
@@ -209,7 +192,7 @@ def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
 ) -> Trained:
     """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
-    folder, watch = recipe.output, Stopwatch()
+    folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
     merged: list[Any] = [None]
@@ -231,7 +214,7 @@ def _merge(
 
 
 def _prepare(
-    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], watch: Stopwatch
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], watch: runs.Stopwatch
 ) -> MixtureMixin:
     """Return the trainer of a stage with its data tokenised.
 
@@ -285,7 +268,7 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
 
 def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) -> None:
     """Write the mixture that a stage has found, its scores on the dev sets if they are wanted, and its cost."""
-    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, Stopwatch()
+    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, runs.Stopwatch()
     if trainer.is_world_process_zero():
         write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
         with watch("score"):

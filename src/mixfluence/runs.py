@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, stdev
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixfluence.errors import DataError, RecipeError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from mixfluence.evaluation.dev_queries import DevQuery
     from mixfluence.evaluation.results import Evaluation
     from mixfluence.recipe import Recipe
+
+    Scores = Mapping[str, Evaluation]
 
 RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
 TRACE_FILE, OVERLAP_FILE, ARMS_FILE = "trace.jsonl", "overlap.jsonl", "arms.npy"
@@ -152,6 +156,22 @@ class Group:
         return {part: fmean(hours[part] for hours in parts) for part in PARTS} if all(parts) else {}
 
 
+class Stopwatch:
+    """Adds up seconds by part: `with watch("train"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the duration of a block to a part."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - started
+
+
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     """Group runs that differ only in their seed; a seed that occurs twice, as in a copy, starts another group."""
     members: dict[tuple[str, int], list[tuple[str, Run]]] = {}
@@ -200,7 +220,7 @@ def read_run_recipe(path: Path) -> Recipe:
     try:
         return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
-        writer = _record_of(path).get("versions", {}).get("mixfluence", "")
+        writer = read_record(path / RECORD_FILE).get("versions", {}).get("mixfluence", "")
         if writer in ("", own := _version("mixfluence")):
             raise
         raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
@@ -228,7 +248,7 @@ def read_run(path: Path) -> Run:
     from mixfluence.evaluation.results import read_evaluation
     from mixfluence.policy.initial import read_weights
 
-    recipe, record = read_run_recipe(path), _record_of(path)
+    recipe, record = read_run_recipe(path), read_record(path / RECORD_FILE)
     tested = list(record.get("scores", {}))
 
     def scores_in(folder: Path) -> dict[str, Evaluation]:
@@ -249,10 +269,6 @@ def read_run(path: Path) -> Run:
     return Run(path, recipe, record, trace, scores, weights, found, dev, complete)
 
 
-def _record_of(path: Path) -> dict[str, Any]:
-    return read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
-
-
 def read_trace(path: Path) -> list[TraceLine]:
     """Return the lines of a trace, without a last line that was cut off by a crash; see `MixtureCallback`."""
     trace: list[TraceLine] = []
@@ -264,7 +280,9 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run, of a stage or of a model that was only tested, with its "kind"."""
+    """Return the record of a run, of a stage or of a model that was only tested, with its "kind"; empty if missing."""
+    if not path.exists():
+        return {}
     record = _parse(read_bytes(path), (), f"{path}: not a record")
     if record.get("format", 1) > FORMAT:
         writer = record.get("versions", {}).get("mixfluence", "unknown")
@@ -280,12 +298,7 @@ def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> No
 
 
 def write_test(
-    folder: Path,
-    recipe: Recipe,
-    name: str,
-    tasks: Mapping[str, RetrievalSet],
-    scores: Mapping[str, Evaluation],
-    **more: Any,
+    folder: Path, recipe: Recipe, name: str, tasks: Mapping[str, RetrievalSet], scores: Scores, **more: Any
 ) -> None:
     """Write the folder of a model that was only tested, which `read_run` reads, with `more` facts in its record."""
     from mixfluence.evaluation.results import write_evaluation

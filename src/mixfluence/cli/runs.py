@@ -11,7 +11,7 @@ import typer
 from rich.live import Live
 from typer import Argument, Option
 
-from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, write_file
+from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
 from mixfluence.display import printable
 from mixfluence.errors import DataError, RecipeError
 
@@ -190,8 +190,11 @@ def weights(
 
 
 def _write(text: str, file: Path | None) -> None:
+    from mixfluence.files import write_text
+
     if file:
-        write_file(file, text)
+        with writing(file):
+            write_text(file, text)
     else:
         # Not through rich, which would interpret names as markup and wrap lines.
         typer.echo(printable(text, keep="\n\t"), nl=False)

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from mixfluence.cli.plan import plan_view
 from mixfluence.cli.runs import compare
-from mixfluence.cli.terminal import Overrides, RecipeName, note, output, print_line, show_log, write_file
+from mixfluence.cli.terminal import Overrides, RecipeName, note, output, print_line, show_log, writing
 from mixfluence.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _write_recipe(
 
     from mixfluence.adapt import make_recipe
     from mixfluence.encoders import is_static, load_encoder
+    from mixfluence.files import write_text
 
     for given in (corpus, queries):
         if given and not given.exists():
@@ -156,7 +157,8 @@ def _write_recipe(
     if path.exists() and path.read_text(encoding="utf-8") != text:
         edited = f"train it with mixfluence train {path}, or choose another --output"
         raise RecipeError(f"{path}: differs from the recipe of this command; {edited}")
-    write_file(path, text)
+    with writing(path):
+        write_text(path, text)
 
 
 def demo(
@@ -176,6 +178,7 @@ def demo(
 def write_files(target: str, folder: Path) -> tuple[Path, Path]:
     """Write docstrings without their summaries as documents, and some of the summaries as labelled queries."""
     from mixfluence.data.pydocs import PydocsSource
+    from mixfluence.files import write_text
 
     task = PydocsSource(library=target, split="all").read_task(target)
     # Only what an earlier demo wrote: the folder may be anyone's.
@@ -188,6 +191,7 @@ def write_files(target: str, folder: Path) -> tuple[Path, Path]:
     ]
     files: dict[Path, list[Any]] = {folder / "docs.jsonl": documents, folder / "labelled.jsonl": queries[::LABELLED]}
     for path, records in files.items():
-        write_file(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        with writing(path):
+            write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     first, second = files
     return first, second

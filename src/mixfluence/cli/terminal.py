@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,6 @@ from typer import Argument, Option
 
 from mixfluence.display import SafeConsole, printable
 from mixfluence.errors import RecipeError
-from mixfluence.files import write_text
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
@@ -67,10 +67,11 @@ def read_recipe(name: str, overrides: Sequence[str] | None = None, *, files_may_
     return load_recipe(find_recipe(name), overrides or [], files_may_be_missing=files_may_be_missing)
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a file that the user asked for, and say so; errors name it and not its temporary copy."""
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Report that a path was written, or why it could not be; errors name it and not its temporary copy."""
     try:
-        write_text(path, text)
+        yield
     except OSError as error:
         raise RecipeError(f"{path}: cannot be written ({error.strerror})") from error
     note(f"wrote {path}")
