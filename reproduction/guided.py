@@ -109,7 +109,7 @@ def settings_of(strategy: Job, settings: list[str]) -> list[str]:
         settings = [setting for setting in settings if not setting.endswith(" expert")]
     if name == "target-only":
         settings = [setting for setting in settings if not setting.endswith(" out")]
-    if name in UNGUIDED and strategy.get("init") != "similar":
+    if name in UNGUIDED:
         settings = list(dict.fromkeys(POOL if setting.endswith(" in") else setting for setting in settings))
     return settings
 

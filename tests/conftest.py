@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -55,6 +56,14 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def own_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     # Beside the test's own folder, which some tests read as a folder of data.
     monkeypatch.setenv("MIXFLUENCE_CACHE", str(next(caches)))
+
+
+@pytest.fixture(autouse=True)
+def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The command line directs the log to the terminal, where `caplog` of a later test would not see it.
+    ours = logging.getLogger("mixfluence")
+    for name in ("level", "handlers", "propagate"):
+        monkeypatch.setattr(ours, name, getattr(ours, name))
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.adapt import TARGET, Verdict, judge, make_recipe
-from mixfluence.cli.demo import write_files
+from mixfluence.cli.sweep import write_files
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.reading import read_data
 from mixfluence.errors import DataError, RecipeError
@@ -65,7 +65,7 @@ def test_each_kind_of_pair_and_each_pool_is_a_training_set(workplace: Path) -> N
         set(source.read_rows().rows["anchor"]) for source in (recipe.dev[TARGET], recipe.test[TARGET])
     )
     assert (len(guiding), len(held_back), len(guiding & held_back)) == (30, 30, 0)
-    assert list(recipe.doubts()) == []
+    assert list(recipe.warnings()) == []
 
 
 def test_without_labels_held_out_documents_are_queries(workplace: Path) -> None:
@@ -75,7 +75,7 @@ def test_without_labels_held_out_documents_are_queries(workplace: Path) -> None:
         for section in ("train", "dev", "test")
     }
     assert sizes == {"train": 96, "dev": 12, "test": 12}
-    assert list(recipe.doubts()) == []
+    assert list(recipe.warnings()) == []
 
 
 @pytest.mark.parametrize("steps", [3, 7, 100, 300])

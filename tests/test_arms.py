@@ -110,12 +110,6 @@ def test_a_subset_and_a_budget_bound_the_cost_of_many_arms() -> None:
     assert 1 < bounded.times_static <= 1.25 + bounded.encodings["encoding"][0] / 400 + 1e-9
 
 
-def test_a_plan_of_a_similar_start_lists_datasets() -> None:
-    plan = plan_run(planned(init="similar"))
-    assert [(own.rows, own.share) for own in plan.datasets] == [(2_000, None)] * 9 + [(200, None)]
-    assert plan.clusters == 73
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["inf-dds", "doge"])
 def test_a_plan_sets_up_a_run_on_arms(name: str, recipe_path: Path) -> None:

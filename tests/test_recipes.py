@@ -195,7 +195,6 @@ def test_a_wrong_recipe_names_the_place(tmp_path: Path, old: str, new: str, mess
         "select.keep=0.5",
         "strategy=doremi",
         "strategy=crisp",
-        "strategy.init=similar",
         "strategy={name: inf-dds, arms: {clusters: 4}}",
         "training.packing=true",
         "training.compiled=true",

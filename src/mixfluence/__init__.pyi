@@ -1,6 +1,5 @@
 from .clustering import partition as partition
 from .clustering.arms import cut_into_arms as cut_into_arms
-from .clustering.similar import similar_shares as similar_shares
 from .data.mixture import Mixture as Mixture
 from .encoders import load_encoder as load_encoder
 from .errors import MixfluenceError as MixfluenceError
@@ -18,7 +17,6 @@ from .policy import Anchored as Anchored
 from .policy import Arms as Arms
 from .policy import Fair as Fair
 from .policy import PolicyGradient as PolicyGradient
-from .policy import Similar as Similar
 from .policy import Temperature as Temperature
 from .policy import Weights as Weights
 from .policy import WeightsFile as WeightsFile

@@ -94,7 +94,7 @@ def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[Trai
         callbacks=callbacks,
         model_card=stage.name == FINAL,
     )
-    # It prints every log as a dictionary, our probabilities included; `callbacks` may bring a calmer display.
+    # It prints every log as a dictionary, with all probabilities; `callbacks` may contain a display.
     trainer.remove_callback(ProgressCallback)
     return trainer
 
@@ -254,7 +254,7 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
 
 
 def _trackers() -> list[str]:
-    """Return the installed experiment trackers that can be used without a question."""
+    """Return the installed experiment trackers that need no account, or whose key is set."""
     wanted = {*LOCAL_TRACKERS, *(["wandb"] if os.environ.get("WANDB_API_KEY") else [])}
     return sorted(wanted & set(get_available_reporting_integrations()))
 

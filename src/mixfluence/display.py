@@ -23,12 +23,12 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class SafeConsole(Console):
-    """A console that obeys no control character in what it prints, whoever named a file or a dataset."""
+    """A console that replaces control characters, which names of files and datasets may contain."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the parts of something to print."""
         for segment in super().render(renderable, options):
-            # Of rich itself, such as the movements of a live display.
+            # Control codes of rich itself move the cursor of a live display.
             own = segment.control or segment.text.isprintable()
             yield segment if own else segment._replace(text=printable(segment.text, keep="\n\t"))
 

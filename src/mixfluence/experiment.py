@@ -21,10 +21,12 @@ from transformers import TrainerCallback
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
+from mixfluence.clustering.arms import divide
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.preview import lengths, preview, token_counter
 from mixfluence.data.reading import Data, read_data
+from mixfluence.data.rows import RowSet
 from mixfluence.display import counted
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
@@ -32,21 +34,14 @@ from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
 from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
 from mixfluence.policy.initial import read_weights, write_weights
-from mixfluence.pool import divide, find_start, select
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.rehearsal import rehearse_tests
+from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult
 from mixfluence.testing import score_run
 from mixfluence.training.callback import probing_cost
-from mixfluence.training.checkpoints import (
-    LATEST,
-    changed_file,
-    hash_parameters,
-    measure,
-    measure_files,
-    writing,
-)
+from mixfluence.training.checkpoints import LATEST, changed_file, hash_parameters, measure, measure_files, writing
 from mixfluence.training.folder import record_facts, test_facts
 from mixfluence.training.trainer import MixtureMixin
 
@@ -87,18 +82,21 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     folder = recipe.output
     refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
-    for doubt in recipe.doubts():
-        logger.warning("%s", doubt)
+    for sentence in recipe.warnings():
+        logger.warning("%s", sentence)
     watch = runs.Stopwatch()
     with watch("data"):
         data = read_data(recipe)
         for line in (line for name, rows in data.train.items() for line in preview(name, rows)):
             logger.info("%s", line)
-    data, selected = select(recipe, data, watch)
+    data, selected = _select(recipe, data, watch)
     inputs = collect_inputs(recipe, data)
-    strategy = find_start(recipe, data, watch, resume=resume)
-    pool, dataset_shares = divide(recipe, data, watch, resume=resume)
-    *searches, final = strategy.stages(recipe)
+    pool, divided = data, None
+    if recipe.strategy.clusters:
+        with watch("cluster"):
+            divided = divide(recipe, data.train, _targets(recipe, data), resume=resume)
+        pool = replace(data, train=divided.mixture, sources=divided.sources, found=divided.weights)
+    *searches, final = recipe.strategy.stages(recipe)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
         _finish_stage(recipe, stage, pool, inputs, callbacks, resume=resume)
@@ -109,7 +107,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
         training = recipe.training
         rows = final.steps * training.batch_size * training.gradient_accumulation * PartialState().num_processes
-        concluded = [strategy.conclude(recipe, results, pool.train.sizes, rows)]
+        concluded = [recipe.strategy.conclude(recipe, results, pool.train.sizes, rows)]
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
@@ -120,7 +118,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     trainer = trained.trainer
     if not trainer.is_world_process_zero():
         return {}
-    write_weights(folder / runs.WEIGHTS_FILE, dataset_shares(trainer.outcome() or trainer.probabilities()))
+    weights = trainer.outcome() or trainer.probabilities()
+    write_weights(folder / runs.WEIGHTS_FILE, divided.shares(weights) if divided else weights)
     with watch("evaluate"):
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
@@ -128,6 +127,29 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
     _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
+
+
+def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, dict[str, Selected]]:
+    """Return the data with the rows that the recipe selects, and what was kept of each dataset."""
+    if recipe.select is None:
+        return data, {}
+    sources = {**recipe.dev, **recipe.train}
+    with watch("select"), PartialState().main_process_first():
+        train, selected = select_rows(
+            data.train,
+            _targets(recipe, data),
+            build_model(recipe.model),
+            keep=recipe.select.keep,
+            batch_size=recipe.training.batch_size,
+            seed=recipe.seed,
+            prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
+        )
+    return replace(data, train=train), selected
+
+
+def _targets(recipe: Recipe, data: Data) -> dict[str, RowSet]:
+    """Return the dev sets that the run is for: those that are not guards."""
+    return {name: rows for name, rows in data.dev.items() if name not in recipe.strategy.guards}
 
 
 def _finish_stage(
@@ -196,12 +218,7 @@ def _merge(
 
 
 def _prepare(
-    recipe: Recipe,
-    stage: Stage,
-    data: Data,
-    inputs: Inputs,
-    callbacks: list[TrainerCallback],
-    watch: runs.Stopwatch,
+    recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, callbacks: list[TrainerCallback], watch: runs.Stopwatch
 ) -> MixtureMixin:
     """Return the trainer of a stage with its data tokenised.
 

@@ -9,18 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mixfluence import runs
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe, differing, flat
-from mixfluence.runs import (
-    CHECKPOINTS_FOLDER,
-    RECIPE_FILE,
-    RECORD_FILE,
-    STAGES_FOLDER,
-    TRACE_FILE,
-    list_checkpoints,
-    versions,
-)
 
 if TYPE_CHECKING:
     from mixfluence.data.reading import Data
@@ -37,7 +29,7 @@ Inputs = dict[str, dict[str, Any]]
 def in_place(recipe: Recipe, file: Path) -> Recipe:
     """Return the recipe of a run folder with that folder as output, wherever the folder was moved to."""
     folder = file.resolve().parent
-    if file.name != RECIPE_FILE or not (folder / INPUTS_FILE).exists() or recipe.output.resolve() == folder:
+    if file.name != runs.RECIPE_FILE or not (folder / INPUTS_FILE).exists() or recipe.output.resolve() == folder:
         return recipe
     return recipe.model_copy(update={"output": folder})
 
@@ -98,17 +90,17 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
 def refuse_taken_folder(folder: Path, recipe: Recipe, *, resume: bool) -> None:
     """Make sure that the output holds no started run, or this one if it is resumed."""
     # A run that could not start, or was killed before, leaves a recipe or folders of stages and may be tried again.
-    traces = [folder / TRACE_FILE, *(folder / STAGES_FOLDER).glob(f"*/{TRACE_FILE}")]
-    if not any(path.exists() for path in (*traces, folder / RECORD_FILE)):
+    traces = [folder / runs.TRACE_FILE, *(folder / runs.STAGES_FOLDER).glob(f"*/{runs.TRACE_FILE}")]
+    if not any(path.exists() for path in (*traces, folder / runs.RECORD_FILE)):
         (folder / INPUTS_FILE).unlink(missing_ok=True)
         return
     if not resume:
         raise RecipeError(f"{folder}: already holds a run; resume it with --resume or choose another output")
     steps = check_recipe(folder, recipe)
-    if (folder / RECORD_FILE).exists():
+    if (folder / runs.RECORD_FILE).exists():
         if steps == recipe.training.steps:
             raise RecipeError(f"{folder}: the run is finished, nothing to resume; more training.steps extend it")
-        if not list_checkpoints(folder / CHECKPOINTS_FOLDER):
+        if not runs.list_checkpoints(folder / runs.CHECKPOINTS_FOLDER):
             raise RecipeError(f"{folder}: the run is finished and has no checkpoint from which it could be extended")
 
 
@@ -120,5 +112,5 @@ def collect_inputs(recipe: Recipe, data: Data) -> Inputs:
         "dev set": {name: rows.fingerprint for name, rows in data.dev.items()},
         "dev task": {task.name: task.fingerprint for task in data.selection},
         "test set": {name: task.fingerprint for name, task in data.test.items()},
-        "versions": versions(),
+        "versions": runs.versions(),
     }

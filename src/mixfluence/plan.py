@@ -40,7 +40,7 @@ POINTS = 1_000
 class DatasetPlan:
     """How often a dataset is drawn in the first stage, by the weights before any measurement.
 
-    None for weights that encodings decide when the run starts: clusters, a start by similarity.
+    None for weights that encodings decide when the run starts: clusters.
 
     Of models to merge, it is drawn in all their stages together.
     """
@@ -156,9 +156,9 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     if arms:
         train = arms.expected_sizes(train)
     stages: list[tuple[Stage, Strategy]] = []
-    evenly, found = (dict.fromkeys(names, 1 / len(names)) for names in (checked.train, train))
-    for stage in recipe.strategy.starting_from(evenly).stages(recipe):
-        strategy = stage.strategy(found if stages or _found_by_clustering(recipe) else {})
+    evenly = dict.fromkeys(train, 1 / len(train))
+    for stage in recipe.strategy.stages(recipe):
+        strategy = stage.strategy(evenly if stages or _found_by_clustering(recipe) else {})
         strategy.start(train)
         stages.append((stage, strategy))
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
@@ -188,9 +188,8 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 def _plan_datasets(
     recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
-    if _found_by_clustering(recipe) or recipe.strategy.similar:
-        sizes_of = totals(train) if recipe.strategy.division else train
-        return [DatasetPlan(name, rows, None, None) for name, rows in sizes_of.items()]
+    if _found_by_clustering(recipe):
+        return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
     draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)
     shares = np.mean([own.weights(point / points) for _, own in stages for point in range(points)], axis=0)
@@ -292,7 +291,7 @@ def _batch_rows(sizes: Vector, batch_size: int | Vector, processes: int) -> Vect
 
 def _concerns(plan: Plan) -> Iterator[str]:
     training = plan.recipe.training
-    yield from plan.recipe.doubts()
+    yield from plan.recipe.warnings()
     yield from _of_this_machine(plan)
     for dataset in plan.datasets:
         if dataset.epochs is not None and dataset.epochs > MOST_EPOCHS:

@@ -172,7 +172,7 @@ def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> di
         rows = sum(train.values()) + sum(checked.dev.values())
         found["selecting"] = _encoding(recipe, None, rows, checked.data)
     if rows := strategy.encoded_rows(checked.train, checked.dev):
-        named = getattr(strategy.division or strategy.similar or strategy, "encoder", None)
+        named = getattr(strategy.division or strategy, "encoder", None)
         found["encoding"] = _encoding(recipe, named, rows, checked.data)
     return found
 

@@ -258,7 +258,7 @@ class Recipe(Section):
             return "select"
         if any(stage.against for stage in self.strategy.stages(self)):
             return f"strategy {self.strategy.name}"
-        for part in (self.strategy, self.strategy.similar, self.strategy.division):
+        for part in (self.strategy, self.strategy.division):
             if getattr(part, "encoder", "none") is None:
                 return f"strategy {self.strategy.name} without an encoder of its own"
         for name in ("packing", "compiled"):
@@ -266,19 +266,14 @@ class Recipe(Section):
                 return f"training.{name}"
         return None
 
-    def doubts(self) -> Iterator[str]:
-        """Yield a sentence for all data that has two roles, which is possible but rarely meant."""
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence for each dataset that is used twice, as dev data and for training or testing."""
         consequences = {"train": "it is trained on", "test": "test scores would be too good"}
         for name, source in self.dev.items():
             for section, consequence in consequences.items():
                 for other, same in getattr(self, section).items():
                     if type(source) is type(same) and source.location == same.location:
                         yield f"dev.{name} is the same data as {section}.{other}: {consequence}"
-
-
-def changed_keys(old: Recipe, new: Recipe) -> list[str]:
-    """Return the keys whose values differ between two recipes, such as `training.steps`."""
-    return differing(flat(old.model_dump()), flat(new.model_dump()))
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ def rehearse_run(recipe: Recipe, data: Data) -> None:
     train = Mixture({name: _few(rows) for name, rows in data.train.items()})
     found = dict.fromkeys(train, 1 / len(train))
     # The limit of epochs is checked with all rows.
-    strategy = recipe.strategy._with(max_epochs=None).starting_from(found)
+    strategy = recipe.strategy._with(max_epochs=None)
     if strategy.division:
         arms = arms_of(train, np.zeros(sum(train.sizes.values()), np.int16))
         train, found = arms.mixture, dict.fromkeys(arms.mixture, 1 / len(train))

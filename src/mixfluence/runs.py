@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from mixfluence.evaluation.results import Evaluation
     from mixfluence.recipe import Recipe
 
-RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE, START_FILE = "recipe.yaml", "record.json", "weights.json", "start.json"
+    Scores = Mapping[str, Evaluation]
+
+RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
 TRACE_FILE, OVERLAP_FILE, ARMS_FILE = "trace.jsonl", "overlap.jsonl", "arms.npy"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
 DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
@@ -34,7 +36,7 @@ DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 MANIFEST_FILE = "manifest.json"
 
 MEASURE = "ndcg@10"
-# Models without the training of a run, which it is tested along with.
+# Tested beside a run: the untrained model, BM25, and the rank fusion of BM25 with the trained model.
 REFERENCES = ("zero-shot", "bm25", "fusion")
 PARTS = ("training", "probing", "stages", "clustering", "selecting")
 _PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering", "select": "selecting"}
@@ -218,7 +220,7 @@ def read_run_recipe(path: Path) -> Recipe:
     try:
         return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)
     except RecipeError as error:
-        writer = _record_of(path).get("versions", {}).get("mixfluence", "")
+        writer = read_record(path / RECORD_FILE).get("versions", {}).get("mixfluence", "")
         if writer in ("", own := _version("mixfluence")):
             raise
         raise DataError(f"{path}: written by mixfluence {writer}, not readable by version {own} ({error})") from error
@@ -246,7 +248,7 @@ def read_run(path: Path) -> Run:
     from mixfluence.evaluation.results import read_evaluation
     from mixfluence.policy.initial import read_weights
 
-    recipe, record = read_run_recipe(path), _record_of(path)
+    recipe, record = read_run_recipe(path), read_record(path / RECORD_FILE)
     tested = list(record.get("scores", {}))
 
     def scores_in(folder: Path) -> dict[str, Evaluation]:
@@ -267,10 +269,6 @@ def read_run(path: Path) -> Run:
     return Run(path, recipe, record, trace, scores, weights, found, dev, complete)
 
 
-def _record_of(path: Path) -> dict[str, Any]:
-    return read_record(path / RECORD_FILE) if (path / RECORD_FILE).exists() else {}
-
-
 def read_trace(path: Path) -> list[TraceLine]:
     """Return the lines of a trace, without a last line that was cut off by a crash; see `MixtureCallback`."""
     trace: list[TraceLine] = []
@@ -282,7 +280,9 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run, of a stage or of a model that was only tested, with its "kind"."""
+    """Return the record of a run, of a stage or of a model that was only tested, with its "kind"; empty if missing."""
+    if not path.exists():
+        return {}
     record = _parse(read_bytes(path), (), f"{path}: not a record")
     if record.get("format", 1) > FORMAT:
         writer = record.get("versions", {}).get("mixfluence", "unknown")
@@ -298,9 +298,9 @@ def write_record(path: Path, facts: Mapping[str, Any], kind: Kind = "run") -> No
 
 
 def write_test(
-    folder: Path, recipe: Recipe, name: str, tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]
+    folder: Path, recipe: Recipe, name: str, tasks: Mapping[str, RetrievalSet], scores: Scores, **more: Any
 ) -> None:
-    """Write the folder of a model that was only tested, which `read_run` reads."""
+    """Write the folder of a model that was only tested, which `read_run` reads, with `more` facts in its record."""
     from mixfluence.evaluation.results import write_evaluation
     from mixfluence.recipe_yaml import dump_recipe
 
@@ -309,7 +309,7 @@ def write_test(
     write_text(folder / RECIPE_FILE, dump_recipe(recipe))
     tests = {test: {"fingerprint": task.fingerprint} for test, task in tasks.items()}
     summaries = {test: evaluation.summary() for test, evaluation in scores.items()}
-    facts = {"name": recipe.name, "reference": name, "seed": recipe.seed, "tests": tests, "scores": summaries}
+    facts = {"name": recipe.name, "reference": name, "seed": recipe.seed, "tests": tests, "scores": summaries, **more}
     write_record(folder / RECORD_FILE, facts, kind="test")
 
 

@@ -21,7 +21,7 @@ else:
 
 # Far below the largest 32-bit float, so that products with such a number do not overflow.
 LARGEST = 1e30
-# The type of an error whose message is in our words.
+# The type of errors whose messages are complete sentences already.
 OURS = "mixfluence"
 PathLike = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -63,7 +63,7 @@ class Section(BaseModel, metaclass=_SectionType):
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Yield what differs from the defaults."""
         for name, field in type(self).model_fields.items():
-            if getattr(self, name) != field.get_default(call_default_factory=True):
+            if getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}):
                 yield name, getattr(self, name)
 
     __str__ = BaseModel.__repr__
@@ -79,7 +79,7 @@ class Section(BaseModel, metaclass=_SectionType):
 
 
 def _readable(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
-    """Return an error of a section in our words, for an unknown key with the nearest known one."""
+    """Return an error of a section with a readable message, for an unknown key with the nearest known one."""
     keys, message = error["loc"], error_message(error)
     if error["type"] == "extra_forbidden" and len(keys) == 1:
         message = unknown_key(keys[0], section.model_fields, _nested_keys(section))

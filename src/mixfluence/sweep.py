@@ -25,7 +25,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mixfluence.errors import RecipeError
-from mixfluence.recipe import Recipe, changed_keys
+from mixfluence.recipe import Recipe, differing, flat
 from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER
 
@@ -177,7 +177,8 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
 def _check(jobs: Sequence[Job], processes: int, gpus: int) -> None:
     if foreign := [job for job in jobs if job.state() is State.FOREIGN]:
         first = foreign[0]
-        changed = changed_keys(load_recipe(first.folder / RECIPE_FILE, files_may_be_missing=True), first.recipe)
+        stored = load_recipe(first.folder / RECIPE_FILE, files_may_be_missing=True)
+        changed = differing(*(flat(recipe.model_dump()) for recipe in (stored, first.recipe)))
         other = f"contains a run of another recipe (another value of {', '.join(changed)})"
         raise RecipeError(f"{first.folder}: {other}; choose another output or delete it")
     if not jobs or gpus == 1:

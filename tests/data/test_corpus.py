@@ -234,4 +234,4 @@ def test_a_recipe_has_a_training_set_of_each_kind(corpus: Path) -> None:
     sizes = {name: len(source.read_rows()) for name, source in loaded.train.items()}
     assert sizes == {"title": 80, "first-sentence": 80, "crop": 80}
     assert len(loaded.dev["title"].read_rows()) == 10
-    assert list(loaded.doubts()) == []
+    assert list(loaded.warnings()) == []

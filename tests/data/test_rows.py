@@ -40,6 +40,14 @@ def test_parts_count_the_rows_that_are_taken(sizes: list[int], data: st.DataObje
     assert list(taken.rows["anchor"]) == [f"q{place}" for place in places]
 
 
+def test_samples_are_evenly_spaced_and_small_sets_are_whole() -> None:
+    rows = numbered(0, 100)
+    sample = rows.sample(30)
+    assert list(sample.rows["anchor"]) == list(rows.rows["anchor"])[::4]
+    assert sample.fingerprint != rows.fingerprint
+    assert rows.sample(100) is rows
+
+
 @pytest.mark.parametrize("parts", [{}, {"a": 20, "b": 20}])
 def test_halves_of_a_set_keep_its_parts(parts: dict[str, int]) -> None:
     rows = numbered(0, 40)

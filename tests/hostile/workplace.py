@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import resource
 import shlex
@@ -119,8 +118,6 @@ def run_program(case: Case, folder: Path) -> int:
 @contextmanager
 def _as_program(case: Case, folder: Path) -> Iterator[None]:
     """Restore what the command line changes in its process."""
-    ours = logging.getLogger("mixfluence")
-    before = ours.level, ours.handlers, ours.propagate
     place, words, environment = Path.cwd(), sys.argv, dict(os.environ)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     modules = {name: sys.modules[name] for name in list(sys.modules) if case.missing in (name, name.split(".")[0])}
@@ -147,8 +144,6 @@ def _as_program(case: Case, folder: Path) -> Iterator[None]:
         sys.argv = words
         os.environ.clear()
         os.environ.update(environment)
-        ours.setLevel(before[0])
-        ours.handlers, ours.propagate = before[1:]
 
 
 def _uses(name: str, module: ModuleType, package: str) -> bool:

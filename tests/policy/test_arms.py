@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixfluence.errors import RecipeError
-from mixfluence.policy import UNIFORM, Arms, Initial, Similar, Temperature, Weights
+from mixfluence.policy import UNIFORM, Arms, Initial, Temperature, Weights
 from mixfluence.policy.arms import siblings, totals
 from mixfluence.strategies import ODM, Aioli, DoGE, InfDDS, MultiDDS, Static, Strategy
 
@@ -36,14 +36,6 @@ def test_weights_of_arms_are_used_as_they_are() -> None:
     strategy = Static(init=Weights(found), arms=Arms())
     strategy.start(SIZES)
     assert strategy.weights().tolist() == pytest.approx(list(found.values()))
-
-
-def test_a_start_by_similarity_is_divided_too() -> None:
-    strategy = InfDDS(init=Similar(0.5), arms=Arms()).starting_from({"a": 0.2, "b": 0.8, "c/d": 0.0})
-    strategy.start(SIZES)
-    weights = dict(zip(SIZES, strategy.weights().tolist(), strict=True))
-    assert totals(weights) == pytest.approx({"a": 0.1 + 1 / 6, "b": 0.4 + 1 / 6, "c/d": 1 / 6})
-    assert weights["a/1"] == pytest.approx(3 * weights["a/0"])
 
 
 def test_arms_need_clusters() -> None:

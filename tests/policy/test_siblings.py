@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mixfluence.policy import Evidence, Fair, softmax
-from mixfluence.policy.siblings import share_evidence
+from mixfluence.policy.evidence import share_evidence
 
 GROUPS = np.array([0, 0, 0, 1, 1, 2])
 ALL = np.arange(6)

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from mixfluence.errors import DataError
 from mixfluence.policy.initial import read_weights, write_weights
-from mixfluence.strategies.replay import replayed_weights
+from mixfluence.strategies.controls import replayed_weights
 from tests.training.runs import TurnAt, Turning, arguments, build
 
 START: dict[str, Any] = {"step": 0, "seconds": 0.0, "datasets": {"a": {"rows": 3}, "b": {"rows": 4}}}

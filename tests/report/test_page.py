@@ -124,7 +124,7 @@ def test_the_page_has_what_a_reader_looks_for(tmp_path: Path) -> None:
     report(folders, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     found = Elements(text).text
-    for words in ("Inf-DDS", "DoReMi", "Not equal: selection.every", "stage reference", "Influence", "torch", "0.1.0"):
+    for words in ("Inf-DDS", "DoReMi", "Caution: selection.every", "stage reference", "Influence", "torch", "0.1.0"):
         assert words.lower() in found.lower()
     assert "blue: 30 queries, NDCG@10 0.0" in found
     for wrong in (tmp_path / "page.html" / "page.html", tmp_path):

@@ -209,7 +209,7 @@ def test_notes_say_what_a_table_leaves_out() -> None:
     assert "Holm's correction over the 2 test sets" in notes
     assert "not for other seeds" in notes
     assert "Cost is relative to a, the first of several static rows." in notes
-    assert "Not equal: training.steps differs: 10 in a; 9 in c." in notes
+    assert "Caution: training.steps differs: 10 in a; 9 in c." in notes
     assert "Holm" not in "".join(make_notes(compare([made_run("a", {"x": HIGH}), made_run("b", {"x": LOW})])))
 
 

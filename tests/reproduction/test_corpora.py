@@ -35,7 +35,7 @@ def test_only_what_guides_differs(tmp_path: Path, pool: str) -> None:
         assert list(recipe.train) == [*KINDS, *others]
         assert recipe.train == recipes["uniform"].train
         assert list(recipe.test) == ["covidqa"]
-        assert list(recipe.doubts()) == []
+        assert list(recipe.warnings()) == []
     assert list(recipes["labelled"].dev) == ["covidqa"]
     guides = recipes["documents"].dev
     trained = {text for kind in KINDS for text in recipes["documents"].train[kind].read_rows().rows["positive"]}

@@ -70,10 +70,8 @@ def test_a_method_runs_in_the_settings_that_it_can_have() -> None:
     settings = ["joint in", "covidqa in", "covidqa out", "languages uniform", "languages expert"]
     for name, runs in {
         "fair": settings,
-        "fair, similar": settings[:4],
         "merge": settings[:4],
         "uniform": ["pool in", *settings[2:]],
-        "similar": settings[:4],
         "target-only, at most 10 epochs": [*settings[:2], *settings[3:]],
     }.items():
         assert guided.settings_of(METHODS[name], settings) == runs

@@ -16,9 +16,9 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row
 from mixfluence.errors import RecipeError
-from mixfluence.recipe import ModelSection
 from mixfluence.strategies.chameleon import Chameleon, leverage_scores, leverage_weights
 from tests.conftest import row_set
+from tests.recipes import small_recipe
 
 # Two alike, one unlike them.
 MEANS = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -60,12 +60,12 @@ def test_a_dataset_in_other_words_stands_out(
             for name, first in places.items()
         }
     )
-    found = Chameleon().divide(mixture, {}, model=ModelSection(name="any"), least_rows=8, seed=0)
+    found = Chameleon().divide(mixture, {}, small_recipe(), 8)
     assert list(found.mixture) == list(places)
     assert found.weights["far"] > max(found.weights["one"], found.weights["two"]) + 0.1
     assert sum(found.weights.values()) == pytest.approx(1)
     assert found.shares(found.weights) == pytest.approx(found.weights)
-    sampled = Chameleon(rows=20).divide(mixture, {}, model=ModelSection(name="any"), least_rows=8, seed=0)
+    sampled = Chameleon(rows=20).divide(mixture, {}, small_recipe(), 8)
     assert max(sampled.weights, key=lambda name: sampled.weights[name]) == "far"
     assert sampled.weights != found.weights
 

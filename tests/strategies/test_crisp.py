@@ -7,7 +7,6 @@ import pytest
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import Row
 from mixfluence.errors import RecipeError
-from mixfluence.recipe import ModelSection
 from mixfluence.strategies import CRISP, FINAL, Static
 from tests.conftest import row_set
 from tests.recipes import small_recipe
@@ -46,5 +45,5 @@ def test_the_trained_model_gives_the_vectors_unless_another_is_named(
     monkeypatch.setattr("mixfluence.encoders.load_encoder", lambda name, **options: asked.append(name))
     monkeypatch.setattr("mixfluence.clustering.partition", lambda *data, **options: None)
     rows = Mixture({"d": row_set(Row("q", "p"))})
-    CRISP(encoder=encoder).divide(rows, rows, model=ModelSection(name="the model"), least_rows=1, seed=0)
+    CRISP(encoder=encoder).divide(rows, rows, small_recipe(model={"name": "the model"}), 1)
     assert asked == [loaded]

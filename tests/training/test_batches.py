@@ -146,7 +146,8 @@ def test_cached_gradients_change_neither_value_nor_gradient(tiny_bert: SentenceT
     plain, gradient = loss_and_gradient(info_nce(model), model, batch)
     cached, cached_gradient = loss_and_gradient(info_nce(model, mini_batch_size=2), model, batch)
     assert cached == pytest.approx(plain, rel=1e-9)
-    assert torch.allclose(cached_gradient, gradient, rtol=1e-6, atol=1e-12)
+    # Gradients of up to 13, which sentence-transformers 6.0 keeps in 32 bits in between.
+    assert torch.allclose(cached_gradient, gradient, rtol=1e-6, atol=1e-5)
 
 
 def test_another_temperature_is_another_loss(static: SentenceTransformer) -> None:

@@ -27,9 +27,7 @@ from transformers import TrainerCallback
 from mixfluence.errors import RecipeError
 from mixfluence.policy import UNIFORM
 from mixfluence.strategies import Static
-from mixfluence.strategies.doremi import DoReMi
-from mixfluence.strategies.group_dro import GroupDRO
-from mixfluence.strategies.tdro import TDRO
+from mixfluence.strategies.group_dro import TDRO, DoReMi, GroupDRO
 from mixfluence.training.losses import GroupLoss, Reference, group_losses, info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import arguments, build, pool, start_processes

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from mixfluence.cli.signals import StopSignals, leave
+from mixfluence.cli.train import StopSignals, leave
 from mixfluence.training.callback import outlast_signals
 from tests.resume.crashes import hold_the_lock_of_a_queue
 

@@ -1,4 +1,4 @@
-"""The command line. Heavy packages are imported inside the verbs, so that `--help` is fast."""
+"""The command line. Heavy packages are imported inside the commands, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from typing import Annotated, NoReturn
 import typer
 from typer import Option
 
-from mixfluence.cli.adapt import adapt
-from mixfluence.cli.cache import cache
-from mixfluence.cli.data import data
-from mixfluence.cli.demo import demo
-from mixfluence.cli.merge import merge
+from mixfluence.cli.data import cache, data, recipes
 from mixfluence.cli.plan import plan
-from mixfluence.cli.push import push
-from mixfluence.cli.recipes import app as recipes
-from mixfluence.cli.runs import compare, evaluate, report, status, weights
-from mixfluence.cli.signals import leave
-from mixfluence.cli.sweep import sweep
+from mixfluence.cli.runs import compare, evaluate, merge, push, report, status, weights
+from mixfluence.cli.sweep import adapt, demo, sweep
 from mixfluence.cli.terminal import note, print_line, silence_libraries
-from mixfluence.cli.train import train
+from mixfluence.cli.train import leave, train
 from mixfluence.errors import MixfluenceError
 
 FAILED, BAD_INPUT = 1, 2
@@ -33,8 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, adapt, plan, train, status, evaluate, compare, report, weights, merge, sweep, push, data, cache):
-    app.command()(verb)
+for command in (demo, adapt, plan, train, status, evaluate, compare, report, weights, merge, sweep, push, data, cache):
+    app.command()(command)
 app.add_typer(recipes, name="recipes")
 
 

@@ -64,9 +64,8 @@ def _datasets(plan: Plan) -> Table:
     stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
     for heading in ("rows", "share", f"epochs{stage}"):
         table.add_column(heading, justify="right")
-    unknown = "by similarity" if plan.recipe.strategy.similar else "from encodings"
     for dataset in plan.datasets:
-        share = unknown if dataset.share is None else percent(dataset.share)
+        share = "from encodings" if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
         table.add_row(Text(printable(dataset.name)), f"{dataset.rows:,}", share, epochs)
     return table
@@ -81,8 +80,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.clusters:
         yield "arms", f"at most {plan.clusters:,} clusters of {len(plan.datasets):,} datasets"
     for purpose, (cost, text) in plan.encodings.items():
-        alike = " if encoders are alike" if purpose == "encoding" else ""
-        yield purpose, f"{text}; as much as {cost:,.0f} training steps{alike}"
+        size = " if it is as large as the model" if purpose == "encoding" else ""
+        yield purpose, f"{text}; as much as {cost:,.0f} training steps{size}"
     for text, same in groupby(plan.stages, _stage):
         stages = list(same)
         if len(stages) > 2:

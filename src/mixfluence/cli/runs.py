@@ -1,4 +1,4 @@
-"""Verbs that read run folders: `status`, `evaluate`, `compare`, `report` and `weights`."""
+"""Commands that read run folders: `status`, `evaluate`, `compare`, `report`, `weights`, `push` and `merge`."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def weights(
     """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
     from mixfluence.policy.arms import totals
     from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
-    from mixfluence.strategies.replay import replayed_weights
+    from mixfluence.strategies.controls import replayed_weights
 
     recipe = read_run_recipe(run)
     if which == "final" and not (run / WEIGHTS_FILE).exists():
@@ -199,3 +199,84 @@ def _write(text: str, file: Path | None) -> None:
     else:
         # Not through rich, which would interpret names as markup and wrap lines.
         typer.echo(printable(text, keep="\n\t"), nl=False)
+
+
+def push(
+    run: Annotated[Path, Argument(metavar="RUN", help="A finished run.")],
+    repository: Annotated[str, Argument(metavar="REPO", help="A repository of the hub, such as me/my-retriever.")],
+    private: Annotated[bool, Option("--private", help="Create the repository as a private one.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be published, with the card.")] = False,
+) -> None:
+    """Publish the model of a run on the Hugging Face hub, with its mixture, scores and recipe.
+
+    The card contains a few training rows as examples, and the recipe has the paths of your files: look at both with
+    --dry-run first.
+    """
+    show_log()
+    from mixfluence.publish import card_of, files_of
+    from mixfluence.publish import push as publish
+    from mixfluence.runs import read_run
+
+    found = read_run(run)
+    if not dry_run:
+        print_line(publish(found, repository, private=private))
+        return
+    for path, source in files_of(found).items():
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        print_line(f"{size / 1e6:10,.2f} MB  {repository}/{path}")
+    for line in card_of(found).splitlines():
+        print_line(line)
+
+
+def merge(
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of finished runs with the same start.")],
+    folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder of the merged model.")],
+    dev: Annotated[
+        str | None, Option(metavar="NAMES", help="Dev sets of the first run to search weights on, or `all`.")
+    ] = None,
+    base: Annotated[
+        float | None, Option("--with-base", min=0, max=1, metavar="SHARE", help="Share of the start in the merge.")
+    ] = None,
+    evaluations: Annotated[int, Option(min=1, help="Most merges to score.")] = 100,
+) -> None:
+    """Merge the models of finished runs: evenly, or by the weights with the best NDCG@10 on dev sets; then test."""
+    from mixfluence.build import build_model
+    from mixfluence.data.formats import read_task
+    from mixfluence.merging import merge_runs
+    from mixfluence.report.tables import score_table
+    from mixfluence.runs import EVAL_FOLDER, MODEL_FOLDER, RECIPE_FILE, read_run, write_test
+    from mixfluence.strategies import Merge
+    from mixfluence.testing import evaluate_tasks
+
+    show_log()
+    if (folder / RECIPE_FILE).exists():
+        raise RecipeError(f"{folder}: already holds a run; choose another output")
+    found = [read_run(run) for run in runs]
+    recipe = _recipe_of_merge(found[0].recipe, folder, dev)
+    merged = merge_runs(found, Merge(soup=dev is None, start_share=base, evaluations=evaluations), recipe, folder)
+    tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
+    saved = {"name": str(folder / MODEL_FOLDER), "revision": None, "lora": None}
+    model = build_model(recipe.model.model_copy(update=saved))
+    scores = evaluate_tasks(model, tasks, recipe, folder / EVAL_FOLDER, show_progress=errors.is_terminal)
+    title = f"merge of {', '.join(name for name, weight in merged.weights.items() if weight)}"
+    write_test(folder, recipe, title, tasks, scores, merged=merged.weights)
+    for name, weight in merged.weights.items():
+        print_line(f"{weight:.3f}  {name}")
+    if scores:
+        print_line("NDCG@10 × 100:")
+        output.print(score_table({recipe.name: scores}))
+    print_line(f"merged model: {folder / MODEL_FOLDER}")
+
+
+def _recipe_of_merge(first: Recipe, folder: Path, dev: str | None) -> Recipe:
+    """Return the recipe of a merge: that of the first run, with the dev sets that were named."""
+    from mixfluence.schema import unknown_key
+    from mixfluence.strategies import Static
+
+    names = list(first.dev) if dev in {None, "all"} else [name.strip() for name in (dev or "").split(",")]
+    if unknown := [name for name in names if name not in first.dev]:
+        raise RecipeError(f"--dev: {unknown_key(unknown[0], first.dev)}")
+    if dev and not names:
+        raise RecipeError(f"--dev: the recipe of {first.output} has no dev sets")
+    changes = {"name": folder.name, "output": folder, "strategy": Static()}
+    return first.model_copy(update=changes | {"dev": {name: first.dev[name] for name in names}})

@@ -1,4 +1,4 @@
-"""Shared by all verbs: options, and output. Results go to standard output, everything else to standard error."""
+"""What all commands share: options and output. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from accelerate import PartialState
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -18,7 +19,10 @@ from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError
 from mixfluence.files import replacing
+from mixfluence.inputs import INPUTS_FILE
 from mixfluence.policy.arms import Arms, arm_name
+from mixfluence.recipe import Recipe
+from mixfluence.runs import ARMS_FILE
 
 logger = logging.getLogger(__name__)
 Numbers = NDArray[np.int16]
@@ -57,6 +61,19 @@ def arms_of(mixture: Mixture, numbers: Numbers) -> Partition:
     logger.info("%d datasets are cut into %d clusters", len(mixture), len(parts))
     rows_by_dataset = {arm: {name: len(rows)} for name, arms in cut.items() for arm, rows in arms.items()}
     return Partition(parts, {}, rows_by_dataset, tuple(mixture), numbers)
+
+
+def divide(recipe: Recipe, mixture: Mixture, targets: Mapping[str, RowSet], *, resume: bool) -> Partition:
+    """Return what a strategy with `clusters` draws: found now, or stored by the run that is resumed."""
+    processes, stored = PartialState(), recipe.output / ARMS_FILE
+    with processes.main_process_first():
+        if resume and stored.exists() and (recipe.output / INPUTS_FILE).exists():
+            return read_arms(mixture, stored)
+        least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
+        found = recipe.strategy.divide(mixture, targets, recipe, least_rows)
+        if found.numbers is not None and processes.is_main_process:
+            write_arms(stored, found.numbers)
+        return found
 
 
 def read_arms(mixture: Mixture, path: Path) -> Partition:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfluence.clustering.embeddings import Matrix, Points
-from mixfluence.errors import RecipeError
+from mixfluence.strategies.base import check_faiss
 
 Nodes = NDArray[np.int32]
 
@@ -101,10 +101,9 @@ def merge(tree: Tree, rows: NDArray[np.int64], least_rows: int) -> Nodes:
 
 def spherical_kmeans(points: Matrix, clusters: int, seed: int) -> Matrix:
     """Return unit-length centroids of points by cosine."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'") from error
+    check_faiss()
+    import faiss
+
     kmeans = faiss.Kmeans(
         points.shape[1],
         clusters,

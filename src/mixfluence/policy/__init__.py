@@ -19,7 +19,6 @@ from mixfluence.policy.initial import PROPORTIONAL as PROPORTIONAL
 from mixfluence.policy.initial import UNIFORM as UNIFORM
 from mixfluence.policy.initial import Initial as Initial
 from mixfluence.policy.initial import InitialField as InitialField
-from mixfluence.policy.initial import Similar as Similar
 from mixfluence.policy.initial import Temperature as Temperature
 from mixfluence.policy.initial import Weights as Weights
 from mixfluence.policy.initial import WeightsFile as WeightsFile
@@ -30,8 +29,4 @@ from mixfluence.policy.rules import PolicyGradient as PolicyGradient
 from mixfluence.policy.rules import Rule as Rule
 
 # Names as recipes spell them.
-RULES: dict[str, type[Rule]] = {
-    "gradient": PolicyGradient,
-    "anchored": Anchored,
-    "fair": Fair,
-}
+RULES: dict[str, type[Rule]] = {"gradient": PolicyGradient, "anchored": Anchored, "fair": Fair}

@@ -12,7 +12,7 @@ from mixfluence.policy.evidence import Reward
 from mixfluence.policy.rules import REACH, START_WEIGHT, Rule
 from mixfluence.schema import Fraction, Positive
 
-# The help, in standard deviations, that a target has from nowhere: bounds the vote of one that is hardly helped.
+# Added to the help of every target, in standard deviations: bounds the weight of one that is hardly helped.
 _LEAST_HELP = 0.05
 # Below `_FULL_STEPS` rounding hides what a step gains, and Newton's method converges without a line search.
 _NEWTON_STEPS, _FULL_STEPS, _SOLVED = 200, 1e-8, 1e-20
@@ -28,7 +28,7 @@ class Fair(Rule):
     weight on the leader of the moment. Prefer `Anchored`, which sees the mean over targets only, when several targets
     need not be served alike.
 
-    A round tells the contrasts between the datasets that it measured. What is known of the others stays and ages.
+    A round measures contrasts between the probed datasets. Estimates of the others are kept and lose weight.
 
     Attributes:
         pull: Strength of the pull towards the start; a smaller one follows the influences further.
@@ -51,8 +51,8 @@ class Fair(Rule):
             return logits
         shape = (len(logits), reward.contrasts.shape[1])
         total, weight = (self._state.setdefault(name, np.zeros(shape)) for name in ("total", "weight"))
-        # A round knows contrasts up to a constant and a scale: the measured datasets keep their mean among all and, if
-        # they are a subset, the spread that is expected of them. Few that are alike would else seem far apart.
+        # A round determines contrasts up to a constant and a scale: the measured datasets keep their mean among all
+        # and, if they are a subset, their expected spread. Otherwise a few similar datasets would seem far apart.
         known = (total / (START_WEIGHT + weight))[reward.probed]
         unknown = (START_WEIGHT / (START_WEIGHT + weight))[reward.probed]
         whole = len(reward.probed) == np.isfinite(self._start).sum()
@@ -68,7 +68,7 @@ class Fair(Rule):
         return self._solve(self._start, reward.gate)
 
     def shifted(self, logits: Vector, shift: Vector, gate: float) -> Vector:
-        """Solve again from a start with `shift` added; targets then bargain about what guards leave."""
+        """Solve again with `shift` added to the start."""
         return self._solve(self._start + shift, gate) if self._state else np.asarray(logits + shift)
 
     def _solve(self, start: Vector, gate: float) -> Vector:

@@ -43,7 +43,7 @@ class Guards:
         self.pushes = np.zeros(len(allowed))
 
     def observe(self, probed: NDArray[np.int64], metrics: Vector, gains: Vector, sign: int) -> None:
-        """Take a round: the metric on each guard before it, and the influence of each probed dataset on each guard.
+        """Record a round: the metric on each guard before it, and the influence of each probed dataset on each guard.
 
         The first metrics are those of the start.
         """

@@ -1,4 +1,4 @@
-"""Initial sampling distributions: by size, by given weights, by a file of weights, or by similarity to dev sets."""
+"""Initial sampling distributions: by size, by given weights or by a file of weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
 from mixfluence.policy.bounds import Vector
-from mixfluence.schema import LARGEST, Fraction, NonNegative, PathLike, Section
+from mixfluence.schema import LARGEST, NonNegative, PathLike, Section
 
 
 class Initial(Section):
@@ -104,57 +104,16 @@ class WeightsFile(Initial):
         return f"from {self.file.name}"
 
 
-class Similar(Initial):
-    """Sample what looks like the dev sets, a start that measurements can correct.
-
-    The nearest training rows of each dev row are looked up in a sample of every dataset, by their embeddings. A dev
-    row counts for the datasets of its neighbours, and every dev set counts the same. Prefer `UNIFORM` if rows that
-    look like the target need not help it and the sampler does not correct its start.
-
-    In a script, give `Weights` of `mixfluence.similar_shares`.
-
-    Costs a forward pass over at most 2,048 rows of each training and dev set before training.
-
-    Attributes:
-        similar: Share of the probability that is given by similarity; the rest is uniform, so that no dataset is lost.
-        encoder: The encoder that gives the vectors, as in `model.name`; the model that is trained if None.
-    """
-
-    similar: Fraction = 0.75
-    encoder: str | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(self, similar: float = 0.75, encoder: str | None = None) -> None: ...
-
-    def logits(self, sizes: Mapping[str, int]) -> Vector:
-        raise RecipeError("init: similar needs the data; use it in a recipe, or give Weights(similar_shares(...))")
-
-    def weights(self, shares: Mapping[str, float]) -> Weights:
-        """Return the distribution, given the share of each dataset by similarity."""
-        rest = (1 - self.similar) / len(shares)
-        return Weights({name: self.similar * share + rest for name, share in shares.items()})
-
-    @property
-    def label(self) -> str:
-        return "similar" if self.similar == Similar().similar else f"similar {self.similar:g}"
-
-
 UNIFORM, PROPORTIONAL = Temperature(math.inf), Temperature(1.0)
-_KINDS: dict[str, type[Initial]] = {
-    "temperature": Temperature,
-    "weights": Weights,
-    "file": WeightsFile,
-    "similar": Similar,
-}
-_WORDS = {"uniform": UNIFORM, "proportional": PROPORTIONAL, "similar": Similar()}
+_KINDS: dict[str, type[Initial]] = {"temperature": Temperature, "weights": Weights, "file": WeightsFile}
+_WORDS = {"uniform": UNIFORM, "proportional": PROPORTIONAL}
 
 
 def _from_recipe(data: Any) -> Any:
     """Return the distribution that a word, or a mapping with the key of exactly one kind, stands for."""
     if isinstance(data, str):
         if data not in _WORDS:
-            raise ValueError(f"expected uniform, proportional, similar, temperature, weights or file, found {data!r}")
+            raise ValueError(f"expected uniform, proportional, temperature, weights or file, found {data!r}")
         return _WORDS[data]
     if not isinstance(data, dict):
         return data
@@ -162,7 +121,7 @@ def _from_recipe(data: Any) -> Any:
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) != 1:
         found = ", ".join(map(str, given)) or "none"
-        raise ValueError(f"give exactly one of temperature, weights, file and similar, found {found}")
+        raise ValueError(f"give exactly one of temperature, weights and file, found {found}")
     return _KINDS[kinds[0]].model_validate(given)
 
 

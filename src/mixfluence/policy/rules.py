@@ -111,7 +111,7 @@ class Anchored(Rule):
         if not reward.trust.any():
             return logits
         probed, total, weight = reward.probed, *self._state.values()
-        # What is known ages by as much as is learned: noisy rounds do not wear it away.
+        # Earlier rounds lose weight by the trust of this one, so that noisy rounds do not erase them.
         kept = self.memory**reward.trust
         total[probed] = kept * total[probed] + reward.trust * reward.standardised()
         weight[probed] = kept * weight[probed] + reward.trust

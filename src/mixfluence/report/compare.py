@@ -153,7 +153,7 @@ def compare(
 
 
 def overview(runs: Sequence[Run]) -> Comparison:
-    """Put any runs side by side, finished or not, on whatever test sets; notes say what must not be compared."""
+    """Compare any runs, finished or not, on any test sets; notes say which scores cannot be compared."""
     groups = tuple(group_by_seed(runs))
     finished = [group for group in groups if group.finished]
     scores = [group.scores() for group in finished]

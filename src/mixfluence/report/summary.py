@@ -37,7 +37,7 @@ def make_notes(comparison: Comparison) -> list[str]:
     statics = [group for group in comparison.groups if group.recipe.strategy.baseline and comparison.cost(group)]
     if len(statics) > 1:
         notes.append(f"Cost is relative to {statics[0].label}, the first of several static rows.")
-    return notes + [f"Not equal: {sentence}." for sentence in comparison.notes]
+    return notes + [f"Caution: {sentence}." for sentence in comparison.notes]
 
 
 def _score_sheet(comparison: Comparison, keys: Sequence[Column]) -> Sheet:

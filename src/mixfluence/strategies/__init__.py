@@ -10,20 +10,20 @@ from mixfluence.strategies.base import Stage as Stage
 from mixfluence.strategies.base import StageResult as StageResult
 from mixfluence.strategies.base import Strategy as Strategy
 from mixfluence.strategies.chameleon import Chameleon as Chameleon
+from mixfluence.strategies.controls import Replay as Replay
+from mixfluence.strategies.controls import TargetOnly as TargetOnly
 from mixfluence.strategies.cooldown import Cooldown as Cooldown
 from mixfluence.strategies.crisp import CRISP as CRISP
 from mixfluence.strategies.doge import DoGE as DoGE
-from mixfluence.strategies.doremi import DoReMi as DoReMi
+from mixfluence.strategies.group_dro import TDRO as TDRO
+from mixfluence.strategies.group_dro import DoReMi as DoReMi
 from mixfluence.strategies.group_dro import GroupDRO as GroupDRO
 from mixfluence.strategies.inf_dds import InfDDS as InfDDS
 from mixfluence.strategies.merge import Merge as Merge
 from mixfluence.strategies.multidds import MultiDDS as MultiDDS
 from mixfluence.strategies.odm import ODM as ODM
 from mixfluence.strategies.regmix import RegMix as RegMix
-from mixfluence.strategies.replay import Replay as Replay
 from mixfluence.strategies.static import Static as Static
-from mixfluence.strategies.target_only import TargetOnly as TargetOnly
-from mixfluence.strategies.tdro import TDRO as TDRO
 
 # Names as recipes spell them. A new sampler is one module, its import and one line here.
 STRATEGIES: dict[str, type[Strategy]] = {

@@ -77,7 +77,7 @@ class Aioli(ArmStrategy):
         self._gains = np.zeros(len(self._names))
         self._dev_evals: list[list[float]] = []
         self._sweeps = 0
-        self.weights()  # an impossible floor is refused before training starts
+        self.weights()  # raises an error for an impossible floor
         tried = len(self._tried)
         if tried * self.block_steps >= self.update_every:
             sweep = f"{tried * self.block_steps}, the steps of a sweep ({tried} datasets x {self.block_steps})"

@@ -14,22 +14,16 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
-from mixfluence.policy import (
-    Arms,
-    Similar,
-    Vector,
-)
+from mixfluence.policy import Arms, Vector
 from mixfluence.schema import Positive, Section
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import Influences, RoundCost
-    from mixfluence.recipe import ModelSection, Recipe, TrainingSection
+    from mixfluence.recipe import Recipe, TrainingSection
 
 FINAL = "final"
-# Rows of each dataset that are compared with the dev rows for a start by similarity.
-SAMPLED_ROWS = 2_048
 
 
 @dataclass(frozen=True)
@@ -143,8 +137,6 @@ class Strategy(Section):
         """Raise a ValueError if the strategy cannot work in a recipe."""
         if self.needs_dev and not recipe.dev:
             raise ValueError(f"strategy: {self.name} needs at least one dev set")
-        if self.similar and not recipe.dev:
-            raise ValueError("strategy.init: similar needs at least one dev set")
         self.check_guards(recipe.dev)
 
     def stages(self, recipe: Recipe) -> list[Stage]:
@@ -176,27 +168,13 @@ class Strategy(Section):
         """
         raise RecipeError(f"{self.label}: merges no models")
 
-    @property
-    def similar(self) -> Similar | None:
-        """The start, if it has to be found in the data before `start`; see `starting_from`."""
-        init = getattr(self, "init", None)
-        return init if isinstance(init, Similar) else None
-
-    def starting_from(self, shares: Mapping[str, float]) -> Strategy:
-        """Return the strategy with the start that `similar` asks for, given each dataset's share by similarity."""
-        return self._with(init=self.similar.weights(shares)) if self.similar else self
-
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         """Return clusters of the pool, of at least so many rows, and their weights, for a strategy with `clusters`."""
         raise RecipeError(f"{self.label}: samples datasets, not clusters")
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         """Return how many rows are encoded before training, given the sizes of the datasets."""
-        if not self.similar:
-            return 0
-        return sum(min(rows, SAMPLED_ROWS) for sizes in (train, dev) for rows in sizes.values())
+        return 0
 
     # What the trainer asks.
 
@@ -244,11 +222,11 @@ class Strategy(Section):
         return None
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        """Take what was measured; return values for the trace by name, lists with one per measured dataset."""
+        """Use a round of measurements; return values for the trace by name, lists with one per measured dataset."""
         return {}
 
     def observe(self, dataset: int, loss: float) -> None:
-        """Take the loss of a batch that was just trained on, for a strategy with `learns_from_loss`."""
+        """Use the loss of the batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
         """Return the factor of a batch's loss, in a stage trained against a reference.
@@ -278,3 +256,10 @@ def check_faiss() -> None:
     """Refuse to cluster without the library for it."""
     if find_spec("faiss") is None:
         raise RecipeError("clustering needs faiss: pip install 'mixfluence[crisp]'")
+
+
+def load_named_encoder(name: str | None, recipe: Recipe) -> Any:
+    """Load the encoder that a strategy names, or else the model that is trained."""
+    from mixfluence.encoders import load_encoder
+
+    return load_encoder(name) if name else load_encoder(**recipe.model.model_dump())

@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mixfluence.errors import RecipeError
-from mixfluence.policy import Vector, Weights, softmax
+from mixfluence.policy import Vector, softmax
 from mixfluence.schema import Count, Positive
-from mixfluence.strategies.base import FINAL, Stage, Strategy
-from mixfluence.strategies.static import Static
+from mixfluence.strategies.base import load_named_encoder
+from mixfluence.strategies.static import EmbeddingStrategy
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import ModelSection, Recipe
+    from mixfluence.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 # Sharpness of the weights, as published.
 UNIQUE_TEMPERATURE, COMMON_TEMPERATURE = 0.2, 5.0
 
 
-class Chameleon(Strategy):
+class Chameleon(EmbeddingStrategy):
     """Kernel ridge leverage scores of the datasets (Xie, Tonin and Cevher, ICML 2025).
 
     K is the Gram matrix of the datasets' mean embeddings, centred, and S the diagonal of K (K + r I)^-1, scaled to sum
@@ -43,8 +42,6 @@ class Chameleon(Strategy):
 
     Attributes:
         favour: `unique` datasets or `common` ones.
-        encoder: The encoder that gives the vectors, as in `model.name`; the model that is trained if None.
-        texts: Which texts of a row are encoded.
         rows: Rows of each dataset that are encoded, evenly spaced.
         ridge: r as a multiple of the mean diagonal element of K; with a high one only the distance from the mean of
             all datasets counts.
@@ -54,40 +51,22 @@ class Chameleon(Strategy):
     title = "Chameleon"
     name: Literal["chameleon"] = "chameleon"
     favour: Literal["unique", "common"] = "unique"
-    encoder: str | None = None
-    texts: Literal["both", "query", "passage"] = "both"
     rows: Count = 2048
     ridge: Positive = 1.0
-
-    @property
-    def clusters(self) -> bool:
-        """The datasets themselves, whose weights need their embeddings."""
-        return True
 
     @property
     def start_label(self) -> str:
         return self.favour
 
-    def stages(self, recipe: Recipe) -> list[Stage]:
-        steps, cap = recipe.training.steps, self.max_epochs
-        return [Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=cap))]
-
-    def start(self, sizes: Mapping[str, int]) -> None:
-        raise RecipeError("Chameleon: needs embeddings of the datasets; use it in a recipe")
-
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         return sum(min(size, self.rows) for size in train.values())
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         """Return the datasets themselves with their weights."""
         from mixfluence.clustering import Partition
         from mixfluence.clustering.embeddings import Embedder
-        from mixfluence.encoders import load_encoder
 
-        encoder = load_encoder(self.encoder) if self.encoder else load_encoder(**model.model_dump())
-        embedder = Embedder(encoder, self.texts)
+        embedder = Embedder(load_named_encoder(self.encoder, recipe), self.texts)
         means = []
         for rows in mixture.values():
             means.append(embedder.vectors(rows.sample(self.rows)).astype(np.float64).mean(axis=0))

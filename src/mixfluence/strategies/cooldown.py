@@ -51,7 +51,7 @@ class Cooldown(Strategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         self._sizes = dict(sizes)
-        self.weights()  # an impossible floor is refused before training starts
+        self.weights()  # raises an error for an impossible floor
 
     def temperature(self, progress: float) -> float:
         """Return the temperature after a part of the run."""

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from mixfluence.errors import RecipeError
-from mixfluence.policy import Weights
 from mixfluence.schema import NonNegative
-from mixfluence.strategies.base import FINAL, Stage, Strategy, check_faiss
-from mixfluence.strategies.static import Static
+from mixfluence.strategies.base import check_faiss, load_named_encoder
+from mixfluence.strategies.static import EmbeddingStrategy
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import ModelSection, Recipe
+    from mixfluence.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 
-class CRISP(Strategy):
+class CRISP(EmbeddingStrategy):
     """Clustered importance sampling (Grangier et al., ICLR 2025): train on what looks like the dev rows.
 
     The pool is divided into clusters before training, and each is drawn by its share of the dev rows; nothing changes
@@ -34,11 +32,9 @@ class CRISP(Strategy):
     Memory: 0 parameter sizes.
 
     Attributes:
-        encoder: The encoder that gives the vectors, as in `model.name`; the model that is trained if None.
         levels: Levels of the cluster tree.
         branching: Clusters of a level; there are branching ** levels in all.
         per: Cluster the whole `pool`, or each `dataset` by itself.
-        texts: Which texts of a row are encoded.
         smoothing: Dev rows added to every cluster.
         max_epochs: Most passes over any cluster: a small one with many dev rows would be repeated many times.
     """
@@ -46,16 +42,10 @@ class CRISP(Strategy):
     title = "CRISP"
     needs_dev = True
     name: Literal["crisp"] = "crisp"
-    encoder: str | None = None
     levels: Annotated[int, Field(ge=1, le=3)] = 1
     branching: Annotated[int, Field(ge=2, le=2**16)] = 32
     per: Literal["pool", "dataset"] = "pool"
-    texts: Literal["both", "query", "passage"] = "both"
     smoothing: NonNegative = 0.0
-
-    @property
-    def clusters(self) -> bool:
-        return True
 
     @property
     def label(self) -> str:
@@ -74,23 +64,13 @@ class CRISP(Strategy):
             if self.per == "pool" and any(value != values[0] for value in values):
                 raise ValueError(f"strategy: clusters of the whole pool need one {key}; crisp can have per: dataset")
 
-    def stages(self, recipe: Recipe) -> list[Stage]:
-        steps, cap = recipe.training.steps, self.max_epochs
-        return [Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=cap))]
-
-    def start(self, sizes: Mapping[str, int]) -> None:
-        raise RecipeError("CRISP: needs clusters; use it in a recipe, or call partition and train with Static")
-
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         from mixfluence.clustering import partition
-        from mixfluence.encoders import load_encoder
 
-        logger.info("clustering %d rows by %s", sum(mixture.sizes.values()), self.encoder or model.name)
-        encoder = load_encoder(self.encoder) if self.encoder else load_encoder(**model.model_dump())
+        logger.info("clustering %d rows by %s", sum(mixture.sizes.values()), self.encoder or recipe.model.name)
+        encoder = load_named_encoder(self.encoder, recipe)
         settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
-        return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=seed)
+        return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=recipe.seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         check_faiss()

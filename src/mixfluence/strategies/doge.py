@@ -12,9 +12,9 @@ from pydantic import Field
 from mixfluence.influence import Probing, Projection
 from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.schema import Count, Fraction, Positive
-from mixfluence.strategies.base import FINAL, Stage, Strategy
+from mixfluence.strategies.base import Stage, Strategy
 from mixfluence.strategies.logits import ArmStrategy, at_interval
-from mixfluence.strategies.static import Static
+from mixfluence.strategies.static import final_stage
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences
@@ -63,9 +63,7 @@ class DoGE(ArmStrategy):
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps = recipe.training.steps
         proxies = [Stage(name, self.proxy_steps or steps, self._proxy) for name in ("proxy", "second-proxy")]
-        kept = {"arms": self.arms, "max_epochs": self.max_epochs}
-        final = Stage(FINAL, steps, lambda found: Static(init=Weights(found), **kept))
-        return [*proxies[: self.rounds], final]
+        return [*proxies[: self.rounds], final_stage(steps, arms=self.arms, max_epochs=self.max_epochs)]
 
     @property
     def probing(self) -> Probing:

@@ -131,7 +131,7 @@ class InfDDS(LogitStrategy):
         groups = siblings(sizes) if self.arms else None
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate, groups=groups)
         self._need = np.zeros(len(sizes))
-        # What the rule found, before guards change it.
+        # The logits of the rule, before guards change them.
         self._unguarded = self._logits
         self._guards = Guards(self.guard, len(sizes))
 
@@ -161,7 +161,7 @@ class InfDDS(LogitStrategy):
         # With arms, a reward also has what siblings tell of those that were not measured.
         trust = reward.trust[np.isin(reward.probed, influences.probed)]
         trust = trust.mean(axis=1) if self.rule.by_target else trust
-        # A noisy answer settles less, but none may be asked for again and again.
+        # A noisy measurement reduces the need less, but at least by half: no dataset is probed in every round.
         self._need[influences.probed] *= (1 - trust) / 2
         facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": trust.tolist()}
         guards = {"guards": self._guards.facts()} if self.guard else {}

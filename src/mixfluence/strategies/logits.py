@@ -10,24 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from mixfluence.policy import (
-    PROPORTIONAL,
-    Arms,
-    InitialField,
-    Vector,
-    lift,
-    logits_from_json,
-    logits_to_json,
-    softmax,
-)
+from mixfluence.policy import PROPORTIONAL, Arms, InitialField, Vector, lift, logits_from_json, logits_to_json, softmax
 from mixfluence.schema import Count, Positive, Share, WholeNumber
-from mixfluence.strategies.base import Strategy, check_faiss
+from mixfluence.strategies.base import Strategy, check_faiss, load_named_encoder
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
     from mixfluence.influence import RoundCost
-    from mixfluence.recipe import ModelSection
+    from mixfluence.recipe import Recipe
 
 
 # To fit so many rounds into a budget, each measures fewer rows of a target, down to this many.
@@ -62,22 +53,18 @@ class ArmStrategy(Strategy):
     def division(self) -> Arms | None:
         return self.arms
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         from mixfluence.clustering.arms import cut_into_arms
-        from mixfluence.encoders import load_encoder
 
         assert self.arms is not None
-        encoder = load_encoder(self.arms.encoder) if self.arms.encoder else load_encoder(**model.model_dump())
-        return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=seed)
+        encoder = load_named_encoder(self.arms.encoder, recipe)
+        return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=recipe.seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
-        own = super().encoded_rows(train, dev)
         if self.arms is None:
-            return own
+            return 0
         check_faiss()
-        return own + sum(rows for rows in train.values() if self.arms.number(rows) > 1)
+        return sum(rows for rows in train.values() if self.arms.number(rows) > 1)
 
     def _initial_logits(self, sizes: Mapping[str, int]) -> Vector:
         """Return the logits to start from."""
@@ -115,7 +102,7 @@ class LogitStrategy(ArmStrategy):
         # Where a budget puts the rounds, and the end of the run; None for fixed intervals.
         self._rounds_at: list[int] | None = None
         self._step = 0
-        self.weights()  # an impossible floor is refused before training starts
+        self.weights()  # raises an error for an impossible floor
 
     def weights(self, progress: float = 0.0) -> Vector:
         return lift(softmax(self._logits), self.floor)

@@ -27,7 +27,7 @@ class ODM(ArmStrategy):
     forever. Prefer `InfDDS` or `MultiDDS` when there is a dev set, and `DoReMi` when losses of the datasets differ
     in scale.
 
-    Cost: 0 training steps; the loss of each batch is read, for which the device is waited for. Memory: 0 parameter
+    Cost: 0 training steps; the loss of each batch is read, which synchronises with the device. Memory: 0 parameter
     sizes.
 
     Attributes:

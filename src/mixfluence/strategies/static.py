@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, softmax
+from mixfluence.errors import RecipeError
+from mixfluence.policy import PROPORTIONAL, InitialField, Vector, Weights, lift, softmax
 from mixfluence.schema import Share
+from mixfluence.strategies.base import FINAL, Stage, Strategy
 from mixfluence.strategies.logits import ArmStrategy
+
+if TYPE_CHECKING:
+    from mixfluence.recipe import Recipe
 
 
 class Static(ArmStrategy):
@@ -32,3 +37,31 @@ class Static(ArmStrategy):
 
     def weights(self, progress: float = 0.0) -> Vector:
         return self._weights
+
+
+def final_stage(steps: int, **options: Any) -> Stage:
+    """Return the last stage of a method that looks for a mixture: static sampling of what was found."""
+    return Stage(FINAL, steps, lambda found: Static(init=Weights(found), **options))
+
+
+class EmbeddingStrategy(Strategy):
+    """Draws by weights that are found in embeddings of the rows before training; nothing changes during training.
+
+    Attributes:
+        encoder: The encoder that gives the vectors, as in `model.name`; the model that is trained if None.
+        texts: Which texts of a row are encoded.
+    """
+
+    encoder: str | None = None
+    texts: Literal["both", "query", "passage"] = "both"
+
+    @property
+    def clusters(self) -> bool:
+        return True
+
+    def stages(self, recipe: Recipe) -> list[Stage]:
+        return [final_stage(recipe.training.steps, max_epochs=self.max_epochs)]
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        reason = "finds its weights before training; use it in a recipe, or Static with given weights"
+        raise RecipeError(f"{type(self).__name__}: {reason}")

@@ -42,7 +42,7 @@ from mixfluence.training.folder import finish_folder, start_folder
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from mixfluence.cli.signals import StopSignals
+    from mixfluence.cli.train import StopSignals
     from mixfluence.training.trainer import MixtureMixin
 
 # Exchanging stop requests between processes makes each wait for its device.
