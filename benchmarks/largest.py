@@ -25,7 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sizes import QWEN, Size, bert, random_rows, write_model
+from side import QWEN, Size, bert, write_model
+from sizes import random_rows
 
 EVERY = 4  # steps between rounds of probes
 GIB = 2**30
@@ -49,7 +50,7 @@ LORA = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": "all-linear"}
 CHECKPOINTED = {"qwen3-4b", "qwen3-8b-lora", "qwen3-32b-lora"}
 
 
-def build(size: Size, folder: Path, *, tiny: bool) -> Any:
+def build(size: Size, folder: Path, *, tiny: bool, checkpointed: bool) -> Any:
     """Return an encoder whose transformer is made on the device: tokenizer and pooling are those of a tiny one."""
     import torch
     import transformers
@@ -64,6 +65,10 @@ def build(size: Size, folder: Path, *, tiny: bool) -> Any:
         half = size.lora and not tiny
         model[0].model = transformers.AutoModel.from_config(config, dtype=torch.bfloat16 if half else torch.float32)
     model[1].embedding_dimension = config.hidden_size
+    if checkpointed:
+        # Not by the training argument: transformers 5.17 passes an option that sentence-transformers 6.0 does not take.
+        model[0].model.gradient_checkpointing_enable()
+        model[0].model.enable_input_require_grads()
     if size.lora:
         add_lora(model, LORA)
     return model
@@ -72,6 +77,7 @@ def build(size: Size, folder: Path, *, tiny: bool) -> Any:
 def measure(name: str, side: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train a few steps and return peak memory, and the seconds of a step and of a round."""
     import torch
+    from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers import TrainerCallback
 
@@ -81,7 +87,7 @@ def measure(name: str, side: str, options: argparse.Namespace, folder: Path) -> 
     size, on_gpu = MODELS[name], torch.cuda.is_available()
     batch = 4 if options.tiny else size.batch
     begun = time.perf_counter()
-    model = build(size, folder, tiny=options.tiny)
+    model = build(size, folder, tiny=options.tiny, checkpointed=name in CHECKPOINTED)
     weights = torch.cuda.memory_allocated() if on_gpu else 0
     parameters = list(model.parameters())
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
@@ -97,7 +103,6 @@ def measure(name: str, side: str, options: argparse.Namespace, folder: Path) -> 
         str(folder / side),
         max_steps=options.steps,
         per_device_train_batch_size=batch,
-        gradient_checkpointing=name in CHECKPOINTED,
         bf16=on_gpu,
         use_cpu=not on_gpu,
         save_strategy="no",
@@ -108,8 +113,8 @@ def measure(name: str, side: str, options: argparse.Namespace, folder: Path) -> 
     trainer = MixtureTrainer(
         model,
         args,
-        {f"set {number}": random_rows(8 * batch, model, number) for number in range(3)},
-        dev_dataset={"target": random_rows(128, model, 100)} if adaptive else None,
+        {f"set {number}": Dataset.from_dict(random_rows(8 * batch, number)) for number in range(3)},
+        dev_dataset={"target": Dataset.from_dict(random_rows(128, 100))} if adaptive else None,
         strategy=InfDDS(init=UNIFORM, update_every=EVERY, warmup_steps=2) if adaptive else Static(init=UNIFORM),
         loss=info_nce(model, 0.05),
         callbacks=[Clock()],

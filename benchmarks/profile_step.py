@@ -144,7 +144,7 @@ def main() -> None:
         options.folder = Path(scratch)
         write_texts(options.folder, options.rows)
         texts = json.loads((options.folder / "texts.json").read_text(encoding="utf-8"))
-        write_model(options.model, options.folder / options.model, tiny=options.tiny)
+        write_model(SIZES[options.model], options.folder / options.model, tiny=options.tiny)
         model = load_model(options.model, options.folder / options.model)
         phases = Phases()
         watch = Watch(phases)

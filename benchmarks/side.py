@@ -73,7 +73,7 @@ def write_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
 
 
-def write_model(name: str, folder: Path, *, tiny: bool = False) -> None:
+def write_model(size: Size, folder: Path, *, tiny: bool = False) -> None:
     """Write a model with random weights, unless it is there."""
     import torch
     import transformers
@@ -82,10 +82,10 @@ def write_model(name: str, folder: Path, *, tiny: bool = False) -> None:
         return
     write_tokenizer(folder)
     torch.manual_seed(0)
-    shape = SIZES[name].shape | (TINY | {"vocab_size": 30_522} if tiny else {})
+    shape = size.shape | (TINY | {"vocab_size": 30_522} if tiny else {})
     if tiny and "head_dim" in shape:
         shape |= {"head_dim": 16, "num_key_value_heads": 2}
-    config = getattr(transformers, SIZES[name].config)(**shape)
+    config = getattr(transformers, size.config)(**shape)
     transformers.AutoModel.from_config(config).save_pretrained(folder)
 
 
@@ -250,7 +250,7 @@ def main() -> None:
     options = parser.parse_args()
     options.batch = options.batch or (8 if options.tiny else SIZES[options.model].batch)
     if options.side == "write":
-        write_model(options.model, options.folder / options.model, tiny=options.tiny)
+        write_model(SIZES[options.model], options.folder / options.model, tiny=options.tiny)
         return
     os.environ["TQDM_DISABLE"] = "1"
     texts = json.loads((options.folder / "texts.json").read_text(encoding="utf-8"))

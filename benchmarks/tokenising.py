@@ -49,7 +49,7 @@ def texts_of(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Tokenise by one way, in this process and its workers."""
     from datasets import Dataset
-    from side import write_model
+    from side import SIZES, write_model
 
     from mixfluence import load_encoder
     from mixfluence.data import tokenize
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         name = options.model
         if name is None:
             name = f"{scratch}/model"
-            write_model("minilm", Path(name), tiny=True)
+            write_model(SIZES["minilm"], Path(name), tiny=True)
         model = load_encoder(name, query_length=64, passage_length=options.length, device="cpu")
         queries, passages = texts_of(options)
         data = {"anchor": queries, "positive": passages}

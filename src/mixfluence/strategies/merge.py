@@ -21,7 +21,7 @@ from mixfluence.strategies.static import Static
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
     from mixfluence.data.mixture import Mixture
-    from mixfluence.recipe import ModelSection, Recipe
+    from mixfluence.recipe import Recipe
 
 # The first trust region of the optimiser and the last: finer differences of weights are noise.
 FIRST_RADIUS, LAST_RADIUS = 0.25, 0.01
@@ -102,10 +102,8 @@ class Merge(Strategy):
         if self.clusters:
             self._clustering.check(recipe)
 
-    def divide(
-        self, mixture: Mixture, targets: Mapping[str, Any], *, model: ModelSection, least_rows: int, seed: int
-    ) -> Partition:
-        found = self._clustering.divide(mixture, targets, model=model, least_rows=least_rows, seed=seed)
+    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
+        found = self._clustering.divide(mixture, targets, recipe, least_rows)
         if len(found.mixture) != self.branching:
             raise RecipeError(f"strategy.branching: only {len(found.mixture)} clusters of the rows fill a batch")
         return found
