@@ -66,7 +66,7 @@ def build(size: Size, folder: Path, *, tiny: bool, checkpointed: bool) -> Any:
         model[0].model = transformers.AutoModel.from_config(config, dtype=torch.bfloat16 if half else torch.float32)
     model[1].embedding_dimension = config.hidden_size
     if checkpointed:
-        # Not by the training argument: transformers 5.17 passes an option that sentence-transformers 6.0 does not take.
+        # Not by a training argument: transformers 5.17 passes an option that sentence-transformers 6.0 lacks.
         model[0].model.gradient_checkpointing_enable()
         model[0].model.enable_input_require_grads()
     if size.lora:

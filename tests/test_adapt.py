@@ -96,6 +96,7 @@ def test_datasets_are_named_by_path_or_format(workplace: Path) -> None:
         guards=["NFCorpus"],
     )
     train = values["train"]
+    assert values["strategy"] == {"name": "static", "init": "uniform"}
     assert train["nq"] == {"format": "beir", "path": str(workplace / "nq")}
     assert train["questions"] == {"format": "hub", "id": "team/questions"}
     assert train["numpy"] == {"format": "pydocs", "library": "numpy", "split": "all"}
@@ -154,13 +155,16 @@ def test_documents_become_a_model_with_a_verdict(
         assert after - before == pytest.approx(difference)
 
     adapted, uniform = ([read_run(workplace / folder)] for folder in folders)
-    verdict = judge(adapted, uniform, labelled=True)
+    verdict = judge(adapted, uniform)
     assert all(sentence in result.stdout for sentence in verdict.sentences())
     assert "can replace the start" in changed(verdict, {TARGET: (2.0, 0.01), "other": (-1.0, 0.4)})
     assert "Do not deploy" in changed(verdict, {TARGET: (2.0, 0.2), "other": (1.0, 0.4)})
     assert "made it worse" in changed(verdict, {TARGET: (-2.0, 0.01), "other": (1.0, 0.4)})
     assert "only if losing on other" in changed(verdict, {TARGET: (2.0, 0.01), "other": (-1.0, 0.01)})
-    assert "No labelled queries" in " ".join(replace(verdict, labelled=False).sentences())
+    # Without labelled queries there is one run, which samples uniformly.
+    unlabelled = " ".join(judge(adapted).sentences())
+    assert "No labelled queries" in unlabelled
+    assert "uniform sampling" not in unlabelled
 
     # The same command starts nothing again, and an edited recipe is left alone.
     record = workplace / "out" / "recipe" / "0" / "record.json"

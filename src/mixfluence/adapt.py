@@ -1,8 +1,8 @@
 """From documents and a few queries to an adapted model: the recipe that is made of them, and the verdict.
 
 Every kind of pair that the documents contain is a training set. Half of the labelled queries guide sampling and select
-the checkpoint, the other half are held back for the verdict. Without labelled queries, held-out documents take their
-place.
+the checkpoint, the other half are held back for the verdict. Without labelled queries, held-out documents select and
+judge, and sampling is uniform: guided by documents it was worse (docs/results.md).
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def make_recipe(
         "train": train,
         "dev": {TARGET: target | {"negatives": {"mine": 4, "filter": "bm25", "range": [2, 50]}}},
         "test": test,
-        "strategy": {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)},
+        "strategy": {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)}
+        if queries
+        else {"name": "static", "init": "uniform"},
         "training": {"steps": steps, "batch_size": 64, "warmup_steps": steps // 15}
         | (STATIC if static else TRANSFORMER),
         "selection": {"every": every},
@@ -110,13 +112,13 @@ class Verdict:
 
     Attributes:
         start: The adapted model minus the start.
-        uniform: The adapted model minus the one that was trained with uniform sampling.
+        uniform: The adapted model minus the one that was trained with uniform sampling; None without labelled
+            queries, where it is that one.
     """
 
     comparison: Comparison
     start: Contrast
-    uniform: Contrast
-    labelled: bool
+    uniform: Contrast | None
 
     @property
     def helped(self) -> bool:
@@ -131,17 +133,18 @@ class Verdict:
     def sentences(self) -> Iterator[str]:
         """Yield the verdict in plain words."""
         target = self.start.tests[TARGET]
-        kind = "held-back queries" if self.labelled else "queries made from held-out documents"
+        kind = "held-back queries" if self.uniform else "queries made from held-out documents"
         verb = "helped" if self.helped else "made it worse" if _worse(target) else "did not help"
         yield f"Adaptation {verb}: {self._change(self.start, TARGET)} on {target.queries} {kind}."
         for name, found in self.start.tests.items():
             if name != TARGET:
                 word = "Forgotten" if name in self.forgotten else "Kept"
                 yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
-        own = self.uniform.tests[TARGET]
-        better = "better than" if _better(own) else "worse than" if _worse(own) else "about as well as"
-        yield f"Guided sampling did {better} uniform sampling: {_signed(own)}."
-        if not self.labelled:
+        if self.uniform:
+            own = self.uniform.tests[TARGET]
+            better = "better than" if _better(own) else "worse than" if _worse(own) else "about as well as"
+            yield f"Guided sampling did {better} uniform sampling: {_signed(own)}."
+        else:
             yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
         if not self.helped:
             yield "Do not deploy the adapted model: keep the start."
@@ -157,16 +160,17 @@ class Verdict:
         return f"{measure} {before:.1f} -> {after:.1f} ({_signed(contrast.tests[test])})"
 
 
-def judge(adapted: Sequence[Run], uniform: Sequence[Run], *, labelled: bool) -> Verdict:
-    """Compare adapted models with the start, and with uniform sampling; several runs are seeds."""
+def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
+    """Compare adapted models with the start, and with uniform sampling if there is any; several runs are seeds."""
     runs = [*adapted, *uniform]
-    first = compare(runs, measure=MEASURE, between=("1", "2"))
-    start = next((place for place, row in enumerate(first.rows, 1) if row.runs[0].untrained == "zero-shot"), None)
-    if first.contrast is None or start is None:
+    rows = compare(runs, measure=MEASURE).rows
+    start = next((place for place, row in enumerate(rows, 1) if row.runs[0].untrained == "zero-shot"), None)
+    if start is None:
         raise MixfluenceError(f"{adapted[0].path}: the start was not scored; see evaluation.references")
     against_start = compare(runs, measure=MEASURE, between=("1", str(start)))
     assert against_start.contrast is not None  # two rows were named
-    return Verdict(against_start, against_start.contrast, first.contrast, labelled)
+    against_uniform = compare(runs, measure=MEASURE, between=("1", "2")).contrast if uniform else None
+    return Verdict(against_start, against_start.contrast, against_uniform)
 
 
 def _better(found: Difference) -> bool:

@@ -122,15 +122,17 @@ def adapt(
 
     path = folder / RECIPE
     _write_recipe(path, model, corpus, queries, pool or [], guard or [], steps)
-    jobs = build_jobs(str(path), overrides or [], strategies=list(SAMPLERS), seeds=seeds, output=folder)
+    # Without labelled queries the recipe samples uniformly, and there is no other to compare it with.
+    samplers = SAMPLERS if queries else SAMPLERS[:1]
+    jobs = build_jobs(str(path), overrides or [], strategies=list(samplers), seeds=seeds, output=folder)
     if jobs[0].state() is State.NEW:
         output.print(plan_view(plan_run(jobs[0].recipe)), highlight=False)
     if dry_run:
         return
     if _run(jobs, processes=processes, keep_models=True):
         raise typer.Exit(FAILED)
-    groups = [[read_run(job.folder) for job in jobs if job.name.startswith(word)] for word in SAMPLERS]
-    verdict = judge(*groups, labelled=queries is not None)
+    groups = [[read_run(job.folder) for job in jobs if job.name.startswith(word)] for word in samplers]
+    verdict = judge(*groups)
     output.print(to_terminal(verdict.comparison))
     for sentence in verdict.sentences():
         print_line(sentence)
