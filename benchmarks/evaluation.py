@@ -2,7 +2,7 @@
 
 Every domain's test queries search the passages of all domains. Judgements are binary, as in the evaluator of
 sentence-transformers. Every side has a process of its own with a limit, and is timed from texts to NDCG@10: ours with
-an empty token cache, ours with a full one, both in bf16, and the evaluator in both precisions.
+an empty token cache and with a full one, in fp32, tf32 and bf16, and the evaluator in fp32 and bf16.
 
     python benchmarks/evaluation.py DATA --model minilm --passages 250000 500000 1000000
 """
@@ -31,7 +31,7 @@ from mixfluence.data.tokenize import tokenise_texts
 from mixfluence.embedding import text_encoders
 from mixfluence.evaluation.retrieval import rank_task, score_task
 
-SIDES = ["ours", "ours, cached", "ours, bf16", "ours, bf16, cached", "stock", "stock, bf16"]
+SIDES = ["ours", "ours, cached", "ours, tf32", "ours, bf16", "ours, bf16, cached", "stock", "stock, bf16"]
 
 
 def union(folders: list[Path]) -> RetrievalSet:
@@ -79,6 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if "cached" in options.one:
         for task_name, encoder in text_encoders(model, {"query": None, "document": None}).items():
             tokenise_texts(task.queries if task_name == "query" else task.docs, encoder.side)
+    torch.set_float32_matmul_precision("high" if "tf32" in options.one else "highest")
     started = time.perf_counter()
     with torch.autocast(model.device.type, torch.bfloat16, enabled="bf16" in options.one):
         if "stock" in options.one:
