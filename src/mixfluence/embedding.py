@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -52,20 +52,14 @@ class TextEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: TokenTable, *, batch_size: int, show_progress: bool = False, unit: bool = True) -> Tensor:
-        """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`.
-
-        A GPU computes in bf16, and returns fp32.
-        """
+        """Return unit vectors on the model's device, or vectors of any length, of texts tokenised for its `side`."""
         found, order = [], []
-        on_gpu = self._model.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
-            for places, output in self.outputs(texts, batch_size=batch_size, show_progress=show_progress):
-                embeddings = output["sentence_embedding"]
-                embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-                if self._model.truncate_dim is not None:
-                    embeddings = truncate_embeddings(embeddings, self._model.truncate_dim)
-                found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
-                order.append(torch.from_numpy(places))
+        for places, output in self.outputs(texts, batch_size=batch_size, show_progress=show_progress):
+            embeddings = output["sentence_embedding"]
+            if self._model.truncate_dim is not None:
+                embeddings = truncate_embeddings(embeddings, self._model.truncate_dim)
+            found.append(F.normalize(embeddings, dim=-1) if unit else embeddings)
+            order.append(torch.from_numpy(places))
         joined = torch.cat(found)
         return torch.empty_like(joined).index_copy_(0, torch.cat(order).to(joined.device), joined)
 
