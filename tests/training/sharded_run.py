@@ -6,12 +6,18 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from accelerate import DistributedType
 from accelerate.state import AcceleratorState
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from mixfluence.influence.shards import load_shards, save_shards
 from tests.training.inf_dds_process_run import CHECKPOINT
 from tests.training.inf_dds_process_run import main as guided_run
 from tests.training.runs import leave_processes
@@ -59,6 +65,39 @@ def train_and_resume(model_folder: str, output: Path) -> None:
     for name in (f"process-{os.environ['RANK']}.npz", *([MODEL] if os.environ["RANK"] == "0" else [])):
         (output / name).rename(output.with_name("whole") / name)
     assert main(model_folder, output)
+
+
+def write_parts(folder: Path) -> None:
+    """Train a layer of five rows for a step, and write its parts, and all of it in `whole.pt`."""
+    model, optimizer = _layer()
+    model(torch.arange(6.0).view(2, 3)).square().sum().backward()
+    optimizer.step()
+    save_shards(folder, model, optimizer)
+    found = _gathered(model, optimizer)
+    if distributed.get_rank() == 0:
+        torch.save(found, folder / "whole.pt")
+
+
+def read_parts(folder: Path) -> None:
+    """Read the parts of a layer; together they must be what was written."""
+    model, optimizer = _layer()
+    load_shards(folder, model, optimizer)
+    expected, found = torch.load(folder / "whole.pt"), _gathered(model, optimizer)
+    assert len(found) == 6
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+
+
+def _layer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo")
+    model = nn.Linear(3, 5)
+    fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def _gathered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return [cast(DTensor, tensor).full_tensor().detach() for tensor in (*model.parameters(), *moments)]
 
 
 if __name__ == "__main__":

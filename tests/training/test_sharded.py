@@ -25,7 +25,7 @@ from mixfluence.training.checkpoints import damage
 from tests.training.inf_dds_process_run import CHECKPOINT
 from tests.training.inf_dds_process_run import main as guided_run
 from tests.training.runs import arguments, build, start_processes
-from tests.training.sharded_run import MODEL, train_and_resume
+from tests.training.sharded_run import MODEL, read_parts, train_and_resume, write_parts
 from tests.training.sharded_run import main as sharded_run
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,14 @@ def test_a_sharded_model_trains_probes_and_resumes_as_a_whole_one(tiny_bert_fold
     assert parts[0][0]["weights"].size < sum(parameter.numel() for parameter in saved.parameters())
 
     assert_same_trace(tmp_path / "one", tmp_path / "sharded")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "others"), [(2, 4), (4, 2), (2, 2)])
+def test_parts_are_read_by_any_number_of_processes(tmp_path: Path, processes: int, others: int) -> None:
+    # The last of four processes has none of five rows.
+    start_processes(write_parts, tmp_path, processes=processes)
+    start_processes(read_parts, tmp_path, processes=others)
 
 
 @pytest.mark.soak
