@@ -271,7 +271,7 @@ def test_rows_that_ask_a_test_query_are_dropped_and_listed(
 def test_rows_that_ask_a_test_query_stop_a_run_that_says_so(recipe_path: Path) -> None:
     recipe = load_recipe(recipe_path, ["overlap=refuse"])
     leak(recipe)
-    with pytest.raises(DataError, match="big: 1 training rows"):
+    with pytest.raises(DataError, match=r"^big: "):
         run(recipe)
 
 

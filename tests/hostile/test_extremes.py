@@ -127,7 +127,9 @@ def _starved(model: nn.Module, batch: DevBatch) -> Tensor:
 
 def rows(first: int, count: int) -> Dataset:
     words = [(first + number) % 100 for number in range(count)]
-    return Dataset.from_dict({"q": [f"w{word}" for word in words], "p": [f"w{word + 100}" for word in words]})
+    return Dataset.from_dict(
+        {"anchor": [f"w{word}" for word in words], "positive": [f"w{word + 100}" for word in words]}
+    )
 
 
 def trained(model: SentenceTransformer, folder: Path, **options: Any) -> MixtureTrainer:

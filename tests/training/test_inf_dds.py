@@ -669,7 +669,7 @@ def test_a_run_without_a_dev_set_is_refused(make_static: MakeModel, tmp_path: Pa
 
 
 def test_a_dev_set_with_one_positive_is_refused(make_static: MakeModel, tmp_path: Path) -> None:
-    single = Dataset.from_dict({"q": ["w1", "w2", "w3"], "p": ["w9", "w9", "w9"]})
+    single = Dataset.from_dict({"anchor": ["w1", "w2", "w3"], "positive": ["w9", "w9", "w9"]})
     with pytest.raises(DataError, match=r"^single: "):
         small_run(make_static(), tmp_path, InfDDS(), dev_dataset={"single": single})
 

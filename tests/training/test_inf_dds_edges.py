@@ -31,7 +31,9 @@ def test_a_probe_that_breaks_weights_the_metric_does_not_see_does_no_harm(
 ) -> None:
     model = make_static()
     broken, plain = Breakable(info_nce(model), math.nan), info_nce(model)
-    far = Dataset.from_dict({"q": [f"w{i + 100}" for i in range(18)], "p": [f"w{i + 130}" for i in range(18)]})
+    far = Dataset.from_dict(
+        {"anchor": [f"w{i + 100}" for i in range(18)], "positive": [f"w{i + 130}" for i in range(18)]}
+    )
     trainer = small_run(
         model,
         tmp_path,
@@ -111,7 +113,7 @@ def test_a_resumed_run_logs_the_influences_of_the_round_before(make_static: Make
 
 
 def test_a_dev_set_of_one_query_is_refused(make_static: MakeModel, tmp_path: Path) -> None:
-    one = Dataset.from_dict({"q": ["w1"] * 5, "p": [f"w{i}" for i in range(2, 7)]})
+    one = Dataset.from_dict({"anchor": ["w1"] * 5, "positive": [f"w{i}" for i in range(2, 7)]})
     with pytest.raises(MixfluenceError):
         small_run(make_static(), tmp_path, InfDDS(**EVERY_STEP), dev_dataset={"dev": one})
 

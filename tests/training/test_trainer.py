@@ -67,7 +67,7 @@ def test_the_right_mixture_lowers_the_loss_and_the_wrong_one_does_not(
 ) -> None:
     def answers(shift: int) -> Dataset:
         return Dataset.from_dict(
-            {"q": [f"w{i}" for i in range(40)], "p": [f"w{100 + (i + shift) % 40}" for i in range(40)]}
+            {"anchor": [f"w{i}" for i in range(40)], "positive": [f"w{100 + (i + shift) % 40}" for i in range(40)]}
         )
 
     batches = {"per_device_train_batch_size": 10, "per_device_eval_batch_size": 40, "logging_steps": 50}
@@ -185,8 +185,10 @@ def test_no_dataset_is_read_beyond_the_epoch_limit(static: SentenceTransformer, 
 
 
 def test_a_small_dataset_trains_with_smaller_batches_and_says_so(static: SentenceTransformer, tmp_path: Path) -> None:
-    few = Dataset.from_dict({"q": [f"w{i}" for i in range(20)], "p": [f"w{100 + i % 3}" for i in range(20)]})
-    one = Dataset.from_dict({"q": ["w30"], "p": ["w31"]})
+    few = Dataset.from_dict(
+        {"anchor": [f"w{i}" for i in range(20)], "positive": [f"w{100 + i % 3}" for i in range(20)]}
+    )
+    one = Dataset.from_dict({"anchor": ["w30"], "positive": ["w31"]})
     datasets = {"few": few, "one": one, **pool()}
     args = arguments(tmp_path, max_steps=24)
     trainer = build(static, args, train_dataset=datasets, strategy=Static(init=Weights(dict.fromkeys(datasets, 1))))
