@@ -1,7 +1,7 @@
 """A run guided by influence that was stopped and resumed is the run that was not.
 
 - Parameters, optimizer, logits, trace and log are equal to the last bit, whether the checkpoint lies between two
-  rounds or right behind one, for probes of both kinds, with Reptile, dropout, loader workers and a subset,
+  rounds or right behind one, for probes of all kinds, with Reptile, dropout, loader workers and a subset,
   chosen at random or by need.
 - The next round of a resumed run draws the datasets, rows, dev rows and dropout that it would have drawn.
 """
@@ -29,7 +29,17 @@ from tests.training.test_resume import StopAt, without_times
 pytestmark = pytest.mark.slow
 ROUNDS = [2, 5, 8, 11]
 KINDS: dict[str, Callable[[], InfDDS]] = {
-    "inherited": lambda: InfDDS(update_every=3, warmup_steps=2, freeze_below=0.0, subset=2, reptile=Reptile()),
+    "inherited": lambda: InfDDS(
+        update_every=3,
+        warmup_steps=2,
+        freeze_below=0.0,
+        subset=2,
+        probe=Probe(state="inherited"),
+        reptile=Reptile(),
+    ),
+    "first-order": lambda: InfDDS(
+        update_every=3, warmup_steps=2, freeze_below=0.0, probe=Probe(state="first-order"), rule=Fair()
+    ),
     "momentum-free": lambda: InfDDS(
         update_every=3,
         warmup_steps=2,
@@ -96,6 +106,7 @@ def assert_equal_tensors(one: Any, other: Any) -> None:
         pytest.param("momentum-free", "static", 6, 0, marks=pytest.mark.soak),
         ("momentum-free", "transformer", 5, 0),
         ("by need", "static", 6, 0),
+        ("first-order", "transformer", 6, 0),
     ],
     ids=[
         "inherited, between",
@@ -103,6 +114,7 @@ def assert_equal_tensors(one: Any, other: Any) -> None:
         "momentum-free, between",
         "momentum-free, at a round",
         "by need, rows by reliability",
+        "first-order, between",
     ],
 )
 def test_a_resumed_run_is_the_run_that_was_not_stopped(
