@@ -63,6 +63,8 @@ def test_a_sharded_model_trains_probes_and_resumes_as_a_whole_one(tiny_bert_fold
 def test_parts_are_read_by_any_number_of_processes(tmp_path: Path, processes: int, others: int) -> None:
     # The last of four processes has none of five rows.
     start_processes(write_parts, tmp_path, processes=processes)
+    assert len(list(tmp_path.glob(f"shard-*-of-{processes}.pt"))) == processes
+    # These compare what they read with what was written, and an error in one of them is raised here.
     start_processes(read_parts, tmp_path, processes=others)
 
 
