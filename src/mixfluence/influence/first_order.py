@@ -58,7 +58,7 @@ class SlopeProber(Prober):
         return gather(datasets, [batch.target for batch in dev], before, after_all, self._sign)
 
     def _slope(self, target: str, piece: Any, seed: int) -> tuple[Tensor, Tensor]:
-        """Return the metric of a piece, and the gradient in the direction that improves it least."""
+        """Return the metric of a piece, and its gradient, negated if a higher metric is better."""
         value = backward_metric(self._learner, self._metric, DevBatch(target, [piece]))
         return value, sketch((parameter.grad for parameter in self._parameters), self._parameters, seed)
 
