@@ -37,9 +37,6 @@ KINDS: dict[str, Callable[[], InfDDS]] = {
         probe=Probe(state="inherited"),
         reptile=Reptile(),
     ),
-    "first-order": lambda: InfDDS(
-        update_every=3, warmup_steps=2, freeze_below=0.0, probe=Probe(state="first-order"), rule=Fair()
-    ),
     "momentum-free": lambda: InfDDS(
         update_every=3,
         warmup_steps=2,
@@ -106,7 +103,6 @@ def assert_equal_tensors(one: Any, other: Any) -> None:
         pytest.param("momentum-free", "static", 6, 0, marks=pytest.mark.soak),
         ("momentum-free", "transformer", 5, 0),
         ("by need", "static", 6, 0),
-        ("first-order", "transformer", 6, 0),
     ],
     ids=[
         "inherited, between",
@@ -114,7 +110,6 @@ def assert_equal_tensors(one: Any, other: Any) -> None:
         "momentum-free, between",
         "momentum-free, at a round",
         "by need, rows by reliability",
-        "first-order, between",
     ],
 )
 def test_a_resumed_run_is_the_run_that_was_not_stopped(

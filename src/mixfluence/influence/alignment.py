@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
@@ -54,14 +53,14 @@ class Aligner:
         of all targets as a single target: the alignments with each are not known.
         """
         base, pairs = [], []
-        with preserve_rng_and_modes(self._learner.modules), preserve_gradients(self._learner.modules):
+        with preserve_rng_and_modes(self._learner.modules), _preserve_gradients(self._learner.modules):
             # Without a step, a forward pass in training mode changes nothing but buffers.
             snapshot = Snapshot(list(self._learner.modules.buffers()))
             direction = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
             extra = snapshot.bytes + sum(tensor.nbytes for tensor in direction)
             self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
             for batch in dev:
-                base.append(backward_metric(self._learner, self._metric, batch))
+                base.append(self._dev_backward(batch))
                 weight = self._weight(_norm(self._gradients()), len(dev))
                 for kept, gradient in zip(direction, self._gradients(), strict=True):
                     kept.addcmul_(gradient, weight)
@@ -78,13 +77,33 @@ class Aligner:
             torch.manual_seed(seed + number)
             self._learner.backward(batch)
 
+    def _dev_backward(self, batch: DevBatch) -> Tensor:
+        """Compute the gradient of the metric, in the direction to be minimised, and return its value."""
+        self._learner.modules.zero_grad()
+        self._learner.modules.eval()
+        mean = self._metric.values(self._learner.model, batch).float().mean()
+        if not mean.requires_grad:
+            raise RecipeError("an alignment needs a differentiable metric")
+        (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
+        return mean.detach()
+
     def _gradients(self) -> Iterator[Tensor]:
-        yield from gradients_of(self._parameters)
+        """Yield the gradient of each parameter in fp32; a scalar zero for one without."""
+        for parameter in self._parameters:
+            yield (parameter.new_zeros(()) if parameter.grad is None else parameter.grad).float()
 
     def _train_gradients(self) -> Iterator[Tensor]:
-        if self._alignment.preconditioned:
-            return adam_directions(self._learner.optimizer, self._parameters)
-        return self._gradients()
+        if not self._alignment.preconditioned:
+            yield from self._gradients()
+            return
+        optimizer = self._learner.optimizer
+        groups = [group for group in optimizer.param_groups for _ in group["params"]]
+        for parameter, group, gradient in zip(self._parameters, groups, self._gradients(), strict=True):
+            decay, state = group["betas"][1], optimizer.state.get(parameter, {})
+            # As in Adam, the gradient is part of its own second moment; see `FrozenAdam`.
+            square = decay * state.get("exp_avg_sq", 0.0) + (1 - decay) * gradient.square()
+            unbiased = square / (1 - decay ** (1 + state.get("step", 0)))
+            yield gradient / (unbiased.sqrt() + group["eps"])
 
     def _weight(self, norm: Tensor, targets: int) -> Tensor:
         """Return the factor of a target's gradient with this norm."""
@@ -111,37 +130,8 @@ class Aligner:
         return np.asarray(dots / np.where(norms == 0, 1.0, norms))
 
 
-def gradients_of(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the gradient of each parameter in fp32; a scalar zero for one without."""
-    for parameter in parameters:
-        yield (parameter.new_zeros(()) if parameter.grad is None else parameter.grad).float()
-
-
-def adam_directions(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield each gradient divided by the root of Adam's second moments, as `FrozenAdam` steps; a zero without one."""
-    groups = [group for group in optimizer.param_groups for _ in group["params"]]
-    for parameter, group, gradient in zip(parameters, groups, gradients_of(parameters), strict=True):
-        decay, state = group["betas"][1], optimizer.state.get(parameter, {})
-        # As in Adam, the gradient is part of its own second moment; see `FrozenAdam`.
-        square = decay * state.get("exp_avg_sq", 0.0) + (1 - decay) * gradient.square()
-        unbiased = square / (1 - decay ** (1 + state.get("step", 0)))
-        yield gradient / (unbiased.sqrt() + group["eps"])
-
-
-def backward_metric(learner: Learner, metric: Metric, batch: DevBatch) -> Tensor:
-    """Compute the gradient of the metric, in the direction to be minimised, and return its value."""
-    learner.modules.zero_grad()
-    learner.modules.eval()
-    mean = metric.values(learner.model, batch).float().mean()
-    if not mean.requires_grad:
-        raise RecipeError("gradients need a differentiable metric")
-    (-mean if metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
-    return mean.detach()
-
-
 @contextmanager
-def preserve_gradients(modules: nn.Module) -> Iterator[None]:
-    """Put the gradients back at the end."""
+def _preserve_gradients(modules: nn.Module) -> Iterator[None]:
     kept = [(parameter, parameter.grad) for parameter in modules.parameters()]
     try:
         yield

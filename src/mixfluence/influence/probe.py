@@ -33,7 +33,7 @@ class Prober:
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
-        if probe.state != "inherited":
+        if probe.state == "momentum-free":
             refuse_without_moments(learner.optimizer)
         self._learner = learner
         self._probe = probe
@@ -87,7 +87,7 @@ class Prober:
     def _train(self, stepper: Optimizer | FrozenAdam, batches: Iterable[Any], seed: int) -> None:
         self._learner.modules.train()
         optimizer = self._learner.optimizer
-        with learning_rates(optimizer, self._probe.learning_rate):
+        with _learning_rate(optimizer, self._probe.learning_rate):
             for number, batch in enumerate(batches):
                 torch.manual_seed(seed + number)
                 try:
@@ -170,8 +170,7 @@ class FrozenAdam:
 
 
 @contextmanager
-def learning_rates(optimizer: Optimizer, wanted: str | float) -> Iterator[None]:
-    """Set the learning rate of a probe for a while; `current` leaves it."""
+def _learning_rate(optimizer: Optimizer, wanted: str | float) -> Iterator[None]:
     usual = [group["lr"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:

@@ -9,9 +9,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from mixfluence.errors import RecipeError
 from mixfluence.schema import BatchSize, Section, word_or_positive
@@ -29,8 +29,6 @@ Aggregate = Literal["mean", "relative", "worst"]
 Batches = Callable[[int], Iterable[Any]]
 # Cost of a forward pass in training steps (forward, backward and optimizer).
 FORWARD = 1 / 3
-# Pieces of a target's rows that have a gradient each, so that standard errors are known.
-PIECES = 4
 
 
 class Learner(Protocol):
@@ -131,11 +129,6 @@ class Measurement(Section):
     metric: Annotated[Any, BeforeValidator(_known_metric)] = "info-nce"
 
     @property
-    def dev_pieces(self) -> int:
-        """Least number of pieces into which the rows of a target are cut, if there are enough."""
-        return 1
-
-    @property
     def alone(self) -> bool:
         """Whether each process measures datasets by itself, so that several can divide the datasets among them."""
         return False
@@ -162,9 +155,7 @@ class Probe(Measurement):
     Attributes:
         state: `momentum-free`: Adam's steps without its momentum, which depend on the dataset alone and need no copy
             of the optimizer's state; `inherited`: steps of the run's own optimizer, as in the paper, whose first ones
-            mostly continue the direction of training. Optimizers other than those of the Adam family need it;
-            `first-order`: one momentum-free step that is not taken. Its effect on the dev sets follows from their
-            gradients, which is cheaper with several targets and needs no copy of the parameters.
+            mostly continue the direction of training. Optimizers other than those of the Adam family need it.
         learning_rate: That of the schedule (`current`), or a number.
         aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
@@ -177,32 +168,21 @@ class Probe(Measurement):
             training. `divided` is faster; sharded models need `together`.
     """
 
-    state: Literal["inherited", "momentum-free", "first-order"] = "momentum-free"
+    state: Literal["inherited", "momentum-free"] = "momentum-free"
     dev_batch_size: BatchSize = 128
     learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
     snapshot: Literal["device", "cpu"] = "device"
     reliability: Annotated[float, Field(gt=0, lt=1)] | None = None
     processes: Literal["divided", "together"] = "divided"
 
-    @model_validator(mode="after")
-    def _rows_have_values(self) -> Self:
-        if self.reliability is not None and self.state == "first-order":
-            raise ValueError("reliability: needs a value for each dev row, and first-order probes have one per piece")
-        return self
-
     @property
     def alone(self) -> bool:
         return self.processes == "divided"
 
-    @property
-    def dev_pieces(self) -> int:
-        return PIECES if self.state == "first-order" else 1
-
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        from mixfluence.influence.first_order import SlopeProber
         from mixfluence.influence.probe import Prober
 
-        return (SlopeProber if self.state == "first-order" else Prober)(learner, self, metric, reptile)
+        return Prober(learner, self, metric, reptile)
 
     def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
         """Steps on every dataset, and a dev evaluation first and after each; processes may divide the datasets.
@@ -210,13 +190,9 @@ class Probe(Measurement):
         Fewer dev rows than a probe's batch count as one: on a GPU a small forward pass takes as long.
         """
         own = math.ceil(datasets / processes) if self.alone else datasets
-        if self.state == "first-order":
-            return own * steps * batch + dev
         return own * steps * batch + (own + 1) * max(batch, dev) * FORWARD
 
     def memory(self, reptile: Reptile | None) -> float:
-        if self.state == "first-order":
-            return 0.0
         snapshot = 0.0 if self.snapshot == "cpu" else 3.0 if self.state == "inherited" else 1.0
         return snapshot + (1.0 if reptile else 0.0)
 

@@ -116,12 +116,6 @@ class InfDDS(LogitStrategy):
             raise ValueError("guard: needs reptile off, the model would follow probes that harm it")
         return self
 
-    @model_validator(mode="after")
-    def _one_step_to_first_order(self) -> Self:
-        if self.probe.state == "first-order" and (self.inner_steps != 1 or self.reptile):
-            raise ValueError("probe.state: first-order needs inner_steps: 1 and reptile: off, no step is taken")
-        return self
-
     @property
     def guards(self) -> Mapping[str, float]:
         return self.guard

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
 # Fewest rows of a target in a round whose rows follow from the noise of the last.
 LEAST_ROWS = 32
-# Fewest rows of a piece that is cut only to know its noise.
-LEAST_PIECE = 8
 
 
 class ProbeRunner:
@@ -216,9 +214,7 @@ class ProbeRunner:
         same = self._open_dev() if self._strategy.guards else streams
         for number, (name, size) in enumerate(self._dev_sizes.items()):
             rows = (same if name in self._strategy.guards else streams)[number].take(size)
-            needed = math.ceil(len(rows) / self._trainer.args.train_batch_size)
-            # A row needs others in its piece as negatives.
-            pieces = np.array_split(rows, max(needed, min(self._probe.dev_pieces, len(rows) // LEAST_PIECE)))
+            pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
             inputs = [self._learner.place(self._collate(self._dev_rows.batch(number, piece))) for piece in pieces]
             batches.append(DevBatch(name, [Piece(*self._trainer.collect_features(piece)) for piece in inputs]))
         return batches
@@ -326,8 +322,8 @@ def _refuse_unsupported(trainer: MixtureMixin) -> None:
     probing = trainer.strategy.probing
     if not trainer.is_fsdp_enabled or probing is None:
         return
-    if not isinstance(probing.method, Probe) or probing.method.state == "first-order":
-        raise RecipeError("fsdp: measuring by gradients needs the whole model in every process; use steps of inf-dds")
+    if not isinstance(probing.method, Probe):
+        raise RecipeError("fsdp: alignments of gradients need the whole model in every process; use inf-dds")
     if probing.reptile is not None:
         raise RecipeError("fsdp: strategy.reptile is not supported with a sharded model; set it to off")
     if probing.method.alone:
