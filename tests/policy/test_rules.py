@@ -59,7 +59,7 @@ ONE_NUMBER = {name: rule for name, rule in RULES.items() if not rule.by_target} 
     "gradient-sgd": lambda: PolicyGradient(step=0.5, optimizer="sgd")
 }
 every_rule = pytest.mark.parametrize("make", [*ONE_NUMBER.values(), Fair], ids=[*ONE_NUMBER, "fair"])
-# Rules that combine the targets into one number per dataset; the others are in test_fair.py.
+# Rules that combine the targets into one number per dataset; `fair` is in test_fair.py.
 every_simple_rule = pytest.mark.parametrize("make", ONE_NUMBER.values(), ids=list(ONE_NUMBER))
 # Multiples of a power of two, which add up without rounding.
 influence = st.integers(-2048, 2048).map(lambda number: number / 1024)

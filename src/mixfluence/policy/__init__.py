@@ -13,7 +13,6 @@ from mixfluence.policy.bounds import logits_to_json as logits_to_json
 from mixfluence.policy.bounds import softmax as softmax
 from mixfluence.policy.evidence import Evidence as Evidence
 from mixfluence.policy.evidence import Reward as Reward
-from mixfluence.policy.fair import Fair as Fair
 from mixfluence.policy.guard import Guards as Guards
 from mixfluence.policy.initial import PROPORTIONAL as PROPORTIONAL
 from mixfluence.policy.initial import UNIFORM as UNIFORM
@@ -23,10 +22,9 @@ from mixfluence.policy.initial import Temperature as Temperature
 from mixfluence.policy.initial import Weights as Weights
 from mixfluence.policy.initial import WeightsFile as WeightsFile
 from mixfluence.policy.initial import temperature_label as temperature_label
+from mixfluence.policy.rules import RULES as RULES
 from mixfluence.policy.rules import Adam as Adam
 from mixfluence.policy.rules import Anchored as Anchored
+from mixfluence.policy.rules import Fair as Fair
 from mixfluence.policy.rules import PolicyGradient as PolicyGradient
 from mixfluence.policy.rules import Rule as Rule
-
-# Names as recipes spell them.
-RULES: dict[str, type[Rule]] = {"gradient": PolicyGradient, "anchored": Anchored, "fair": Fair}
