@@ -24,8 +24,7 @@ from mixfluence.build import build_model, build_trainer, check_training_argument
 from mixfluence.clustering.arms import divide
 from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
-from mixfluence.data.preview import lengths, preview, token_counter
-from mixfluence.data.reading import Data, read_data
+from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
 from mixfluence.display import counted
 from mixfluence.errors import DataError, RecipeError

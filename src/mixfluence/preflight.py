@@ -17,8 +17,7 @@ from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
-    from mixfluence.data.preview import Count
-    from mixfluence.data.reading import Data
+    from mixfluence.data.reading import Count, Data
     from mixfluence.data.rows import RowSet
 
 # Rows that are encoded to see how long all take.
@@ -106,7 +105,7 @@ def check_model(section: str, folder: Path) -> None:
 
 def recipe_counter(recipe: Recipe) -> Count | None:
     """Return a function that counts the tokens of a recipe's encoder; None if it is not on this machine."""
-    from mixfluence.data.preview import token_counter
+    from mixfluence.data.reading import token_counter
     from mixfluence.encoders import load_encoder
 
     if recipe.model.trust_remote_code or not model_is_here(recipe.model):

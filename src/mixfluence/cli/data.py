@@ -30,7 +30,7 @@ def data(
     """
     show_log(verbose=False)
     changes = [word for word in sources if "=" in word]
-    from mixfluence.data.preview import preview_sources, token_counter
+    from mixfluence.data.reading import preview_sources, token_counter
     from mixfluence.preflight import recipe_counter
 
     count = None

@@ -31,7 +31,7 @@ def plan(
 
     planned = plan_run(parsed, processes=processes)
     if planned.data:
-        from mixfluence.data.preview import preview
+        from mixfluence.data.reading import preview
         from mixfluence.preflight import recipe_counter
 
         count = recipe_counter(parsed)

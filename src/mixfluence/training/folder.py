@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.data.preview import preview, token_counter
+from mixfluence.data.reading import preview, token_counter
 from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.references import MAX_PASSAGES, fuse
