@@ -35,10 +35,9 @@ from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_sco
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.rehearsal import rehearse_tests
 from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult
-from mixfluence.testing import score_run
+from mixfluence.testing import rehearse_tests, score_run
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import LATEST, changed_file, hash_parameters, measure, measure_files, writing
 from mixfluence.training.folder import record_facts, test_facts

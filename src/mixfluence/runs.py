@@ -22,8 +22,7 @@ from mixfluence.files import write_text
 
 if TYPE_CHECKING:
     from mixfluence.data.retrieval import RetrievalSet
-    from mixfluence.evaluation.dev_queries import DevQuery
-    from mixfluence.evaluation.results import Evaluation
+    from mixfluence.evaluation.results import DevQuery, Evaluation
     from mixfluence.recipe import Recipe
 
     Scores = Mapping[str, Evaluation]
@@ -244,8 +243,7 @@ def _upgrade(recipe: dict[str, Any]) -> None:
 
 def read_run(path: Path) -> Run:
     """Read a run folder; a `DataError` names the file that is damaged."""
-    from mixfluence.evaluation.dev_queries import read_dev_queries
-    from mixfluence.evaluation.results import read_evaluation
+    from mixfluence.evaluation.results import read_dev_queries, read_evaluation
     from mixfluence.policy.initial import read_weights
 
     recipe, record = read_run_recipe(path), read_record(path / RECORD_FILE)

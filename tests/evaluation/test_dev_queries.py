@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError, MixfluenceError
-from mixfluence.evaluation.dev_queries import (
+from mixfluence.evaluation.results import (
     MAX_CHARACTERS,
     MAX_ROWS,
     DevQuery,
