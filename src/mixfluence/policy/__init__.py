@@ -8,8 +8,6 @@ from mixfluence.policy.arms import Arms as Arms
 from mixfluence.policy.bounds import Vector as Vector
 from mixfluence.policy.bounds import cap as cap
 from mixfluence.policy.bounds import lift as lift
-from mixfluence.policy.bounds import logits_from_json as logits_from_json
-from mixfluence.policy.bounds import logits_to_json as logits_to_json
 from mixfluence.policy.bounds import softmax as softmax
 from mixfluence.policy.evidence import Evidence as Evidence
 from mixfluence.policy.evidence import Reward as Reward

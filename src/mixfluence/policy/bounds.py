@@ -16,16 +16,6 @@ def softmax(logits: Vector) -> Vector:
     return np.asarray(scaled / scaled.sum())
 
 
-def logits_to_json(logits: Vector) -> list[float | None]:
-    """Return logits as JSON values; None stands for minus infinity, the logit of weight zero."""
-    return [None if logit == -np.inf else logit for logit in logits.tolist()]
-
-
-def logits_from_json(values: list[float | None]) -> Vector:
-    """Return what `logits_to_json` was given."""
-    return np.array([-np.inf if value is None else value for value in values])
-
-
 def lift(probabilities: Vector, floor: float) -> Vector:
     """Mix in the uniform distribution just enough that no probability is below `floor`."""
     share = floor * len(probabilities)

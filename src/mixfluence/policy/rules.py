@@ -54,8 +54,7 @@ class Rule(Section):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; called after `start`."""
-        for name in self._state:
-            self._state[name][:] = state[name]
+        self._state.update({name: np.array(values) for name, values in state.items()})
 
 
 class PolicyGradient(Rule):
@@ -186,10 +185,6 @@ class Fair(Rule):
         if means.shape[1] == 1:
             return np.asarray(start + REACH * gate * means[:, 0])
         return fair_mixture(start, np.maximum(means, 0.0), self.pull / gate)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the matrix."""
-        self._state = {name: np.array(values) for name, values in state.items()}
 
 
 def fair_mixture(start: Vector, helps: Vector, pull: float) -> Vector:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
-from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule, Vector, logits_from_json, logits_to_json
+from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule, Vector
 from mixfluence.policy.arms import siblings
 from mixfluence.schema import BatchSize, NonNegative, Positive, Share, registered
 from mixfluence.strategies.logits import LogitStrategy
@@ -83,6 +83,7 @@ class InfDDS(LogitStrategy):
     """
 
     title = "Inf-DDS"
+    saved = "logits", "need", "unguarded"
     name: Literal["inf-dds"] = "inf-dds"
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr", "thorough"] | None = None
     budget: Positive | None = 0.25
@@ -174,19 +175,15 @@ class InfDDS(LogitStrategy):
         return {**facts, "gate": reward.gate, **guards}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict(), "need": self._need.tolist()}
-        if self.guard:
-            own |= {"guards": self._guards.state_dict(), "unguarded": logits_to_json(self._unguarded)}
-        return super().state_dict() | own
+        own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
+        guards = {"guards": self._guards.state_dict()} if self.guard else {}
+        return super().state_dict() | own | guards
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+        super().load_state_dict({"unguarded": state["logits"], **state})
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])
-        self._need = np.array(state["need"])
-        self._unguarded = self._logits
         if self.guard:
-            self._unguarded = logits_from_json(state["unguarded"])
             self._guards.load_state_dict(state["guards"])
 
 
