@@ -12,7 +12,6 @@ from mixfluence.strategies.base import Strategy as Strategy
 from mixfluence.strategies.chameleon import Chameleon as Chameleon
 from mixfluence.strategies.controls import Replay as Replay
 from mixfluence.strategies.controls import TargetOnly as TargetOnly
-from mixfluence.strategies.cooldown import Cooldown as Cooldown
 from mixfluence.strategies.crisp import CRISP as CRISP
 from mixfluence.strategies.doge import DoGE as DoGE
 from mixfluence.strategies.group_dro import TDRO as TDRO
@@ -23,6 +22,7 @@ from mixfluence.strategies.merge import Merge as Merge
 from mixfluence.strategies.multidds import MultiDDS as MultiDDS
 from mixfluence.strategies.odm import ODM as ODM
 from mixfluence.strategies.regmix import RegMix as RegMix
+from mixfluence.strategies.static import Cooldown as Cooldown
 from mixfluence.strategies.static import Static as Static
 
 # Names as recipes spell them. A new sampler is one module, its import and one line here.
