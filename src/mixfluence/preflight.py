@@ -103,7 +103,7 @@ def _rehearse(recipe: Recipe, data: Data) -> None:
 
     if torch.cuda.device_count() > 1:
         return  # the run will be started with torchrun
-    train = Mixture({name: _few(rows) for name, rows in data.train.items()})
+    train = Mixture({name: rows.sample(FEW_ROWS) for name, rows in data.train.items()})
     found = dict.fromkeys(train, 1 / len(train))
     # The limit of epochs is checked with all rows.
     strategy = recipe.strategy._with(max_epochs=None)
@@ -127,11 +127,6 @@ def _rehearse(recipe: Recipe, data: Data) -> None:
             if trainer.probing:
                 trainer.probing.start()
         rehearse_tests(recipe, trainer.model, data, tried.output)
-
-
-def _few(rows: RowSet) -> RowSet:
-    places = range(0, len(rows), -(-len(rows) // FEW_ROWS))
-    return rows.take(places, f"{rows.fingerprint}-every-{places.step}")
 
 
 def check_output(folder: Path) -> None:

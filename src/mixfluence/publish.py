@@ -7,8 +7,8 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from mixfluence.errors import DataError, RecipeError
-from mixfluence.report.compare import Comparison, compare
+from mixfluence.errors import DataError, RecipeError, first_line
+from mixfluence.report.compare import compare
 from mixfluence.report.summary import make_sheets
 from mixfluence.report.tables import markdown_table
 from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
@@ -48,8 +48,7 @@ def push(run: Run, repository: str, *, private: bool) -> str:
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.create_commit(repository, operations, commit_message=f"mixfluence: {run.recipe.name}")
     except Exception as error:  # the hub client and its transport have their own classes
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise RecipeError(f"{repository}: could not be written on the hub ({reason})") from error
+        raise RecipeError(f"{repository}: could not be written on the hub ({first_line(error)})") from error
     return str(commit.commit_url)
 
 
@@ -61,15 +60,10 @@ def _mixture(run: Run) -> str:
 
 def _sections(run: Run) -> Iterator[str]:
     if run.scores:
-        tables = "\n".join(markdown_table(sheet) for sheet in make_sheets(_compared(run))[:2])
+        alone = compare([run])
+        compared = compare([run], between=("1", alone.start)) if alone.start else alone
+        tables = "\n".join(markdown_table(sheet) for sheet in make_sheets(compared)[:2])
         yield f"## Before and after training\n\n{tables.rstrip()}"
     recipe = (run.path / RECIPE_FILE).read_text(encoding="utf-8").rstrip()
     where = f"Trained with mixfluence; `{RECIPE_FILE}` and `{WEIGHTS_FILE}` are in the folder `{FOLDER}`."
     yield f"## Recipe\n\n{where}\n\n```yaml\n{recipe}\n```"
-
-
-def _compared(run: Run) -> Comparison:
-    """Return the run beside its references, tested against the start if that was scored."""
-    alone = compare([run])
-    start = next((place for place, row in enumerate(alone.rows, 1) if row.runs[0].untrained == "zero-shot"), None)
-    return compare([run], between=("1", str(start))) if start else alone
