@@ -65,14 +65,12 @@ class PolicyGradient(Rule):
 
     Attributes:
         step: Step size. The paper gives none; 0.02 with Adam suits its 139 updates, a short run needs more.
-        optimizer: Adam, whose step does not depend on the scale of influences and hardly on their trust, or plain
-            gradient ascent.
-        betas: Decay of Adam's two moments.
+        betas: Decay of the two moments of Adam, whose step does not depend on the scale of influences and hardly on
+            their trust.
     """
 
     name: Literal["gradient"] = "gradient"
     step: Positive = 0.02
-    optimizer: Literal["adam", "sgd"] = "adam"
     betas: Annotated[list[Fraction], Field(min_length=2, max_length=2, default=[0.9, 0.999])]
 
     def start(self, logits: Vector) -> None:
@@ -86,9 +84,7 @@ class PolicyGradient(Rule):
         shares = softmax(logits[reward.probed])
         gradient = shares * (believed - shares @ believed)
         moved = logits.copy()
-        if self.optimizer == "adam":
-            gradient = self._adam.direction(gradient, reward.probed)
-        moved[reward.probed] += self.step * gradient
+        moved[reward.probed] += self.step * self._adam.direction(gradient, reward.probed)
         return moved
 
 

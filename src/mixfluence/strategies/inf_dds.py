@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # of inner steps but for BEIR (3), and a Reptile rate that vanishes if taken literally: see docs/method-index.md.
 _PAPER: dict[str, Any] = {
     "inner_steps": 3,
-    "rule": {"name": "gradient", "step": 0.02, "optimizer": "adam"},
+    "rule": {"name": "gradient", "step": 0.02},
     "reptile": {"rate": "relative", "weights": "softmax"},
     "shrink": False,
     "gate": False,
@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": "off"}
     # A dataset is measured in 14 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as
     # large: with 0.02 English could not fall below half of the batches, but the paper says that it drops a lot.
-    | {"rule": {"name": "gradient", "step": 0.2, "optimizer": "adam"}}
+    | {"rule": {"name": "gradient", "step": 0.2}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
     # Our defaults before version 0.2: level with those of now, at 1.7 times a static run instead of 1.25.
     "thorough": {"inner_steps": 3, "update_every": 50, "probe": {"state": "inherited", "dev_batch_size": 256}},
