@@ -53,19 +53,12 @@ def data(
 
 
 def _pairs(path: Path, changes: list[str]) -> Any:
-    import yaml
-
     from mixfluence.data.pairs import PairsSource
+    from mixfluence.recipe_yaml import apply_override
 
     options: dict[str, Any] = {"path": path}
     for change in changes:
-        key, _, text = change.partition("=")
-        section, _, inner = key.partition(".")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise RecipeError(f"{change}: the value is not valid YAML") from error
-        options[section] = options.get(section, {}) | {inner: value} if inner else value
+        apply_override(change, options)
     return PairsSource(**options)
 
 

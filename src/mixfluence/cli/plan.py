@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Option
 
 from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
-from mixfluence.display import counted, percent, printable
+from mixfluence.display import counted, facts_table, percent, printable
 
 if TYPE_CHECKING:
     from mixfluence.memory import Memory
@@ -47,11 +47,7 @@ def plan_view(plan: Plan) -> Group:
     batches = f" x {training.gradient_accumulation}" if training.gradient_accumulation > 1 else ""
     what = f"{training.steps:,} steps of {training.batch_size * plan.processes:,} rows{batches}"
     title = printable(f"{recipe.name}{processes}: {recipe.strategy.name} on {recipe.model.name}, {what}")
-    costs = Table.grid(padding=(0, 3, 0, 0))
-    costs.add_column(style="dim", no_wrap=True)
-    for heading, text in _costs(plan):
-        costs.add_row(heading, Text(printable(text)))
-    view = Group(Text(title, "bold"), "", _datasets(plan), "", costs)
+    view = Group(Text(title, "bold"), "", _datasets(plan), "", facts_table(_costs(plan)))
     if plan.concerns:
         sentences = [Text(printable(f"- {sentence}")) for sentence in plan.concerns]
         view.renderables.extend([Text("\nwarnings:", "bold yellow"), *sentences])
