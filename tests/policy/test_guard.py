@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 
 from mixfluence.influence import Influences
 from mixfluence.policy import UNIFORM, Guards, Vector, softmax
-from mixfluence.policy.guard import MOST_PUSH
+from mixfluence.policy.bounds import MOST_PUSH
 from mixfluence.policy.rules import _LEAST_HELP, fair_mixture
 from mixfluence.strategies import InfDDS
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from mixfluence.data.columns import ColumnMap, Roles, find_roles, mapped_roles, names
+from mixfluence.data.columns import ColumnMap, Dialect, Roles, find_roles, mapped_roles, names
 from mixfluence.data.mining import MiningSection
 from mixfluence.data.rows import ROWS_PER_BATCH, Facts, Row, RowSet, convert_once
 from mixfluence.data.source import (
@@ -31,7 +31,6 @@ from mixfluence.data.source import (
     note_dropped,
     read_records,
 )
-from mixfluence.data.tables import Dialect
 from mixfluence.errors import DataError, first_line
 from mixfluence.schema import WholeNumber, short
 

@@ -5,9 +5,8 @@ of 0.3 gives some datasets 1e-10, which rounding would lose.
 """
 
 from mixfluence.policy.arms import Arms
-from mixfluence.policy.bounds import Vector, cap, lift, softmax
+from mixfluence.policy.bounds import Guards, Vector, cap, lift, softmax
 from mixfluence.policy.evidence import Evidence, Reward
-from mixfluence.policy.guard import Guards
 from mixfluence.policy.initial import (
     PROPORTIONAL,
     UNIFORM,
