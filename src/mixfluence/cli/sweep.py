@@ -12,7 +12,7 @@ import typer
 import yaml
 from typer import Argument, Option
 
-from mixfluence.cli.plan import plan_view
+from mixfluence.cli.recipes import plan_view
 from mixfluence.cli.runs import compare
 from mixfluence.cli.terminal import Overrides, RecipeName, note, output, print_line, show_log, writing
 from mixfluence.errors import RecipeError
