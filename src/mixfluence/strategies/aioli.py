@@ -38,7 +38,6 @@ class Aioli(ArmStrategy):
     Cost per sweep: 0 training steps, and (datasets + 1) dev evaluations. Memory: 0 parameter sizes.
 
     Attributes:
-        init: The initial distribution.
         update_every: Steps from the start of a sweep to that of the next, more than a sweep takes.
         warmup_steps: Steps before the first sweep.
         block_steps: Steps of a block. With fewer, more of its gain is due to the momentum of the previous block.

@@ -199,11 +199,9 @@ class Strategy(Section):
         return None
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether datasets should be measured after a step.
+        """Return whether datasets should be measured after so many steps.
 
-        Args:
-            step: Steps trained.
-            relative_rate: Learning rate of the next step, divided by the maximum of the schedule.
+        `relative_rate` is the learning rate of the next step, divided by the maximum of the schedule.
         """
         return False
 
@@ -232,12 +230,9 @@ class Strategy(Section):
         """Use the loss of the batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
-        """Return the factor of a batch's loss, in a stage trained against a reference.
+        """Return the factor of the loss of a dataset's batch, in a stage trained against a reference.
 
-        Args:
-            dataset: The dataset of the batch.
-            losses: Loss of each query.
-            reference: Loss of each query under the reference, on the same batch with the same negatives.
+        It is given the loss of each query, and that under the reference with the same negatives.
         """
         return 1.0
 

@@ -43,7 +43,6 @@ class Chameleon(EmbeddingStrategy):
     Attributes:
         favour: `unique` datasets or `common` ones.
         rows: Rows of each dataset that are encoded, evenly spaced.
-        max_epochs: Most passes over any dataset.
     """
 
     title = "Chameleon"

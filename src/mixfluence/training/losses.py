@@ -278,16 +278,10 @@ def group_losses(
     autocast: torch.dtype | None = None,
     gather_across_devices: bool = False,
 ) -> dict[str, nn.Module]:
-    """Return one loss per dataset for `MixtureTrainer`, with a common reference and strategy.
+    """Return one loss per dataset for `MixtureTrainer`, given the strategy and the datasets of that trainer, in order.
 
-    Args:
-        model: The encoder that is trained.
-        reference: A trained encoder with the same tokenizer; it is frozen.
-        strategy: The strategy of the same trainer.
-        names: The datasets, in the trainer's order.
-        temperature: Divides the cosines.
-        autocast: `torch.bfloat16` if the training argument `bf16` is on.
-        gather_across_devices: As for `info_nce`; only on several processes.
+    The reference is a trained encoder with the same tokenizer, and is frozen. `autocast` is `torch.bfloat16` if the
+    training argument `bf16` is on; `gather_across_devices` is that of `info_nce`, only on several processes.
     """
     if reference is model:
         raise RecipeError("reference: must not be the model that is trained")
