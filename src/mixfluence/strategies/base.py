@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -254,7 +254,9 @@ class Strategy(Section):
 
 def _to_json(value: Any) -> Any:
     """Return an array as a list, with None for numbers that are not finite; a copy of other values."""
-    return np.where(np.isfinite(value), value, None).tolist() if isinstance(value, np.ndarray) else copy(value)
+    if not isinstance(value, np.ndarray):
+        return copy(value)
+    return [number if isfinite(number) else None for number in value.tolist()]
 
 
 def _from_json(value: Any, started: Any) -> Any:

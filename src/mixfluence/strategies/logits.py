@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ class LogitStrategy(ArmStrategy):
     """
 
     needs_dev = True
-    saved = ("logits",)
+    saved: ClassVar[tuple[str, ...]] = ("logits",)
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
     budget: Positive | None = None
