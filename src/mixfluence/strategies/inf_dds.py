@@ -180,6 +180,7 @@ class InfDDS(LogitStrategy):
         return super().state_dict() | own | guards
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        # Without guards, older checkpoints have the logits alone.
         super().load_state_dict({"unguarded": state["logits"], **state})
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])
