@@ -96,7 +96,7 @@ def partition(
     weighted = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if weight}
     logger.info("%d clusters, %d of them with a weight", len(names), len(weighted))
     rows = {cluster: counts for part in parts for cluster, counts in part.rows_by_dataset().items()}
-    return Partition(Mixture(drawn), weighted, rows, tuple(mixture))
+    return Partition(Mixture(dict(drawn)), weighted, rows, tuple(mixture))
 
 
 class Clusters:
