@@ -44,9 +44,11 @@ ENCODER = topic_encoder()
 POOL = Mixture({"x": rows_on("aabaaa" * 4), "y": rows_on("b" * 12)})
 
 
-def cut(targets: dict[str, str], pool: Mixture = POOL, *, least_rows: int = 4, **options: Any) -> Partition:
+def cut(
+    targets: dict[str, str], pool: Mixture = POOL, *, least_rows: int = 4, seed: int = 0, **options: Any
+) -> Partition:
     dev = {name: rows_on(topics, seed=1) for name, topics in targets.items()}
-    return partition(pool, dev, ENCODER, CRISP(**{"branching": 2, **options}), least_rows=least_rows)
+    return partition(pool, dev, ENCODER, CRISP(**{"branching": 2, **options}), least_rows=least_rows, seed=seed)
 
 
 def by_topic(found: Partition) -> dict[str, float]:
