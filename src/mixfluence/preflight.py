@@ -66,9 +66,8 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         check_output(recipe.output)
     with collecting(problems):
         data = _read_present(recipe)
-        halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
-        dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
+        dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if recipe.halves else 1)
         kept = train
         if recipe.select:
             kept = {name: rows_to_keep(name, rows, recipe.select.keep) for name, rows in train.items()}
