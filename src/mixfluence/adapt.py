@@ -15,7 +15,7 @@ from typing import Any
 from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare
-from mixfluence.runs import Run
+from mixfluence.runs import MEASURE, Run
 
 TARGET = "queries"
 # The kind of pair that most resembles a query, if none are labelled.
@@ -162,12 +162,13 @@ class Verdict:
 def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
     """Compare adapted models with the start, and with uniform sampling if there is any; several runs are seeds."""
     runs = [*adapted, *uniform]
-    start = compare(runs).start
+    rows = compare(runs, measure=MEASURE).rows
+    start = next((place for place, row in enumerate(rows, 1) if row.runs[0].untrained == "zero-shot"), None)
     if start is None:
         raise MixfluenceError(f"{adapted[0].path}: the start was not scored; see evaluation.references")
-    against_start = compare(runs, between=("1", start))
+    against_start = compare(runs, measure=MEASURE, between=("1", str(start)))
     assert against_start.contrast is not None  # two rows were named
-    against_uniform = compare(runs, between=("1", "2")).contrast if uniform else None
+    against_uniform = compare(runs, measure=MEASURE, between=("1", "2")).contrast if uniform else None
     return Verdict(against_start, against_start.contrast, against_uniform)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from mixfluence.errors import DataError, RecipeError, first_line
-from mixfluence.report.compare import compare
+from mixfluence.report.compare import Comparison, compare
 from mixfluence.report.summary import make_sheets
 from mixfluence.report.tables import markdown_table
 from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
@@ -60,10 +60,15 @@ def _mixture(run: Run) -> str:
 
 def _sections(run: Run) -> Iterator[str]:
     if run.scores:
-        alone = compare([run])
-        compared = compare([run], between=("1", alone.start)) if alone.start else alone
-        tables = "\n".join(markdown_table(sheet) for sheet in make_sheets(compared)[:2])
+        tables = "\n".join(markdown_table(sheet) for sheet in make_sheets(_compared(run))[:2])
         yield f"## Before and after training\n\n{tables.rstrip()}"
     recipe = (run.path / RECIPE_FILE).read_text(encoding="utf-8").rstrip()
     where = f"Trained with mixfluence; `{RECIPE_FILE}` and `{WEIGHTS_FILE}` are in the folder `{FOLDER}`."
     yield f"## Recipe\n\n{where}\n\n```yaml\n{recipe}\n```"
+
+
+def _compared(run: Run) -> Comparison:
+    """Return the run beside its references, tested against the start if that was scored."""
+    alone = compare([run])
+    start = next((place for place, row in enumerate(alone.rows, 1) if row.runs[0].untrained == "zero-shot"), None)
+    return compare([run], between=("1", str(start))) if start else alone

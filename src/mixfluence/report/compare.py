@@ -97,12 +97,6 @@ class Comparison:
         """The group that costs are relative to: the first one with static sampling."""
         return next((group for group in self.groups if group.recipe.strategy.baseline and self.cost(group)), None)
 
-    @property
-    def start(self) -> str | None:
-        """The position of the first untrained model as `between` takes it; None if none was scored."""
-        places = (place for place, row in enumerate(self.rows, 1) if row.runs[0].untrained == "zero-shot")
-        return next(map(str, places), None)
-
     def average(self, group: Group) -> Score | None:
         """Return the average over test sets; None if the group lacks one of them."""
         return group.average(self.averaged, self.measure)
