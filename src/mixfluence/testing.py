@@ -23,18 +23,21 @@ from mixfluence import runs
 from mixfluence.build import build_model
 from mixfluence.data.benchmarks import MtebSource
 from mixfluence.data.reading import Data
-from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import RowSet
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
+from mixfluence.data.rows import Row, RowSet, rows_in_memory
 from mixfluence.data.source import SourceSection
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
-from mixfluence.evaluation.results import rank_dev_sets
+from mixfluence.evaluation.results import rank_queries, write_dev_queries
 from mixfluence.evaluation.retrieval import MAX_PASSAGES, Ranking, evaluate, fuse, rank_bm25, rank_task, score_task
 from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.report.tables import add_to_card
 
 logger = logging.getLogger(__name__)
+
+# Keeps the cost small beside training: at most twice as many texts are encoded per dev set.
+DEV_ROWS = 1_000
 
 
 def score_run(recipe: Recipe, model: BaseModel, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
@@ -78,9 +81,20 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
 
 
 def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder: Path) -> None:
-    """Write the results of dev queries."""
-    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
-    rank_dev_sets(model, dev, prompts, folder, batch_size=recipe.evaluation.batch_size)
+    """Rank the first rows of each dev set and write `<folder>/<dataset>.jsonl`.
+
+    The corpus is only the positives of these rows, so that scores compare the queries of a set, not models; for those
+    use `evaluate`.
+    """
+    for name, rows in dev.items():
+        # Without hard negatives, which would be many more texts to encode.
+        first = rows.rows.select(range(min(DEV_ROWS, len(rows))))
+        pairs = rows_in_memory(Row(row["anchor"], row["positive"]) for row in first)
+        task = retrieval_from_rows(name, replace(rows, rows=pairs))
+        prompts = {key: getattr(recipe.dev[name], key) for key in ("query_prompt", "passage_prompt")}
+        logger.info("ranking %d dev queries of %s", len(task.queries), name)
+        ranked = rank_queries(model, replace(task, **prompts), batch_size=recipe.evaluation.batch_size)
+        write_dev_queries(name, ranked, folder)
 
 
 class References:

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +84,16 @@ def partition(
     parts = [Clusters(name, pool, embedder, least_rows, **shape) for name, pool in pools.items()]
     weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], crisp.smoothing)
     chosen = np.split(weights > 0, np.cumsum([len(part.names) for part in parts])[:-1])
-    drawn = chain.from_iterable(part.row_sets(mask) for part, mask in zip(parts, chosen, strict=True))
+    drawn = {
+        part.names[number]: rows
+        for part, mask in zip(parts, chosen, strict=True)
+        for number, rows in select_rows(part.datasets, part.numbers(), mask)
+    }
     names = [name for part in parts for name in part.names]
     weighted = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if weight}
     logger.info("%d clusters, %d of them with a weight", len(names), len(weighted))
     rows = {cluster: counts for part in parts for cluster, counts in part.rows_by_dataset().items()}
-    return Partition(Mixture(dict(drawn)), weighted, rows, tuple(mixture))
+    return Partition(Mixture(drawn), weighted, rows, tuple(mixture))
 
 
 class Clusters:
@@ -112,11 +115,6 @@ class Clusters:
         """Return the cluster of each point, and its cosine with the centroid of its leaf."""
         leaves = self._tree.leaves(points)
         return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
-
-    def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
-        """Yield the names and rows of chosen clusters."""
-        for number, rows in select_rows(self.datasets, self.numbers(), chosen):
-            yield self.names[number], rows
 
     def numbers(self) -> NDArray[np.int32]:
         """Return the number of each row's cluster."""

@@ -7,9 +7,8 @@ torch, so that `compare` is fast.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,8 +18,6 @@ import pytrec_eval
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
-from mixfluence.data.rows import Row, RowSet, rows_in_memory
 from mixfluence.errors import DataError
 from mixfluence.files import write_text
 from mixfluence.runs import read_bytes
@@ -28,7 +25,7 @@ from mixfluence.runs import read_bytes
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
 
-logger = logging.getLogger(__name__)
+    from mixfluence.data.retrieval import RetrievalSet
 
 Parsed = TypeVar("Parsed")
 _SUFFIX = ".jsonl"
@@ -39,8 +36,7 @@ _TREC_NAMES = {
     "map@100": "map_cut_100",
 }
 MAX_GRADE = 10_000
-# Limits that keep the cost small beside training: at most two thousand texts are encoded per dev set.
-MAX_ROWS = 1_000
+# Of texts of dev queries that are kept.
 MAX_CHARACTERS = 300
 MEASURES = tuple(_TREC_NAMES)
 """The reported measures. Shorter rankings are scored as they are: with 10 hits, recall@100 is recall@10."""
@@ -145,30 +141,6 @@ class DevQuery:
     among: int
     margin: FiniteFloat
     ndcg: Annotated[float, Field(ge=0, le=1)]
-
-
-def rank_dev_sets(
-    model: BaseModel,
-    dev: Mapping[str, RowSet],
-    prompts: Mapping[str, tuple[str | None, str | None]],
-    folder: Path,
-    *,
-    batch_size: int = 64,
-) -> None:
-    """Rank the first 1,000 rows of each dev set and write `<folder>/<dataset>.jsonl`.
-
-    The corpus is only the positives of these rows, so that scores compare the queries of a set, not models; for those
-    use `evaluate`. `prompts` are the query and passage prompt of each dataset; None for the model's own.
-    """
-    for name, rows in dev.items():
-        query_prompt, passage_prompt = prompts[name]
-        # Without hard negatives, which would be many more texts to encode.
-        first = rows.rows.select(range(min(MAX_ROWS, len(rows))))
-        pairs = rows_in_memory(Row(row["anchor"], row["positive"]) for row in first)
-        task = retrieval_from_rows(name, replace(rows, rows=pairs))
-        task = replace(task, query_prompt=query_prompt, passage_prompt=passage_prompt)
-        logger.info("ranking %d dev queries of %s", len(task.queries), name)
-        write_dev_queries(name, rank_queries(model, task, batch_size=batch_size), folder)
 
 
 def rank_queries(model: BaseModel, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
