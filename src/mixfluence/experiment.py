@@ -22,7 +22,6 @@ from mixfluence import runs
 from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.clustering.arms import divide
-from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
@@ -324,7 +323,7 @@ def _write_record(
         "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
         **record_facts(trained.trainer, seconds, trained.probing),
         "selected_step": trained.selected_step,
-        "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
+        "notes": [*data.notes, *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         **facts,
         **test_facts(data.test, scores),

@@ -53,6 +53,18 @@ class Data:
     # Probabilities that a clustering or an earlier stage has found.
     found: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the readers have noted, each with its section and dataset."""
+        sections = {"train": self.train, "dev": self.dev}
+        notes = [
+            f"{section} {name}: {note}"
+            for section, sets in sections.items()
+            for name, rows in sets.items()
+            for note in rows.notes
+        ]
+        return notes + [f"test {note}" for task in self.test.values() for note in task.notes]
+
 
 def read_data(recipe: Recipe) -> Data:
     """Read training, dev and test data, and drop training rows that contain a test query.
