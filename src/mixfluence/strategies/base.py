@@ -85,7 +85,7 @@ class Strategy(Section):
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
         learns_from_loss: Whether it is told the loss of every batch; see `observe`.
-        saved: Names of attributes, without their underscore, that a checkpoint keeps: arrays, numbers or lists.
+        saved: Names of attributes, without their underscore, that a checkpoint keeps: vectors, numbers or lists.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
         max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
