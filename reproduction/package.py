@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mixfluence.data.documents import Kind, Split
+    from mixfluence.data.corpus import Kind, Split
     from mixfluence.data.retrieval import RetrievalSet
     from mixfluence.data.rows import RowSet
     from mixfluence.recipe import Recipe

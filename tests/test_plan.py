@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from typer.testing import CliRunner
 
 from mixfluence.cli import app
-from mixfluence.cli.plan import plan_view
+from mixfluence.cli.recipes import plan_view
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.experiment import run
 from mixfluence.influence import Probe
@@ -384,7 +384,7 @@ def test_the_learning_rate_goes_up_and_down_in_a_line() -> None:
 
 
 def test_planning_loads_without_torch() -> None:
-    code = "import sys, mixfluence.cli.plan, mixfluence.plan; print('torch' in sys.modules)"
+    code = "import sys, mixfluence.cli.recipes, mixfluence.plan; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

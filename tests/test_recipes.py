@@ -253,7 +253,7 @@ strategy:
   name: inf-dds
   init: uniform
   update_every: 20
-  rule: {name: gradient, step: 0.5, optimizer: adam}
+  rule: {name: gradient, step: 0.5}
   probe: {batch_size: 16, dev_batch_size: 32}
 training: {steps: 10, batch_size: 4, temperature: 0.05, warmup_steps: 3, trainer_args: {max_grad_norm: 2.0}}
 """
@@ -275,7 +275,7 @@ def test_extending_merges_sections_key_by_key(tmp_path: Path) -> None:
     assert (strategy.update_every, strategy.init, strategy.rule) == (
         5,
         UNIFORM,
-        PolicyGradient(step=0.1, optimizer="adam"),
+        PolicyGradient(step=0.1),
     )
     assert (strategy.probe.batch_size, strategy.probe.dev_batch_size) == (8, 32)
 

@@ -53,7 +53,7 @@ def test_a_bare_word_is_enough(tmp_path: Path) -> None:
 
 PAPER = {
     "inner_steps": 3,
-    "rule": PolicyGradient(step=0.02, optimizer="adam"),
+    "rule": PolicyGradient(step=0.02),
     "reptile": Reptile(rate="relative", weights="softmax"),
     "shrink": False,
     "gate": False,
@@ -75,7 +75,7 @@ PAPER = {
         (
             "paper-mldr",
             {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": None}
-            | {"rule": PolicyGradient(step=0.2, optimizer="adam")},
+            | {"rule": PolicyGradient(step=0.2)},
             {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"},
         ),
     ],
@@ -110,9 +110,9 @@ def test_a_key_of_a_nested_section_beats_only_that_key(tmp_path: Path) -> None:
     found = built(tmp_path, "{name: inf-dds, preset: paper-mldr, probe: {batch_size: 16}}")
     assert found.probe == plain.probe.model_copy(update={"batch_size": 16})
     assert found.model_dump(exclude={"probe"}) == plain.model_dump(exclude={"probe"})
-    named = built(tmp_path, "{name: inf-dds, preset: paper, rule: {name: gradient, optimizer: sgd}}")
-    nameless = built(tmp_path, "{name: inf-dds, preset: paper, rule: {optimizer: sgd}}")
-    assert named.rule == nameless.rule == PolicyGradient(step=0.02, optimizer="sgd")
+    named = built(tmp_path, "{name: inf-dds, preset: paper, rule: {name: gradient, betas: [0.5, 0.9]}}")
+    nameless = built(tmp_path, "{name: inf-dds, preset: paper, rule: {betas: [0.5, 0.9]}}")
+    assert named.rule == nameless.rule == PolicyGradient(step=0.02, betas=[0.5, 0.9])
     weighted = built(tmp_path, "{name: inf-dds, preset: paper, reptile: {weights: sum}}")
     assert weighted.reptile == Reptile(rate="relative", weights="sum")
 
@@ -131,8 +131,8 @@ def test_an_override_reaches_into_a_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("gradient", PolicyGradient(step=0.02, optimizer="adam")),
-        ("{name: gradient, step: 0.5, optimizer: sgd}", PolicyGradient(step=0.5, optimizer="sgd")),
+        ("gradient", PolicyGradient(step=0.02)),
+        ("{name: gradient, step: 0.5}", PolicyGradient(step=0.5)),
         ("anchored", Anchored(reach=2.0, memory=0.9)),
         ("{name: anchored, reach: 1.5, memory: 0.5}", Anchored(reach=1.5, memory=0.5)),
     ],
@@ -284,7 +284,7 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
         ),
         (
             "\n  name: inf-dds\n  rule: {name: gradient, memory: 0.5}",
-            r"recipe.yaml:11: strategy\.rule: unknown key 'memory'; known are name, step, optimizer, betas$",
+            r"recipe.yaml:11: strategy\.rule: unknown key 'memory'; known are name, step, betas$",
         ),
         (
             "\n  name: inf-dds\n  rule:\n    name: anchored\n    memory: 1",

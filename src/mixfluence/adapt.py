@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mixfluence.data.corpus import CorpusSource
-from mixfluence.data.documents import PAIRS, Kind, Split, read_documents, take_split
+from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare
 from mixfluence.runs import MEASURE, Run

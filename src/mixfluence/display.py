@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -72,6 +72,15 @@ def percent(share: float) -> str:
 def largest(weights: Mapping[str, float], count: int) -> list[str]:
     """Return the names with the largest weights, largest first."""
     return sorted(weights, key=lambda name: -weights[name])[:count]
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Return headings with texts beside them, in which nothing is interpreted as markup."""
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    for heading, text in facts:
+        table.add_row(heading, Text(printable(text)))
+    return table
 
 
 def mixture_table(

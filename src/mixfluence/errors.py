@@ -27,6 +27,11 @@ def collecting(problems: list[MixfluenceError]) -> Iterator[None]:
         problems.append(error)
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error of another library says in its first line, or else its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def refuse(problems: Sequence[MixfluenceError]) -> None:
     """Raise collected errors as one, with a line for each."""
     if problems:

@@ -22,10 +22,8 @@ from mixfluence import runs
 from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
 from mixfluence.clustering.arms import divide
-from mixfluence.data.formats import reading_notes
 from mixfluence.data.mixture import Overlap
-from mixfluence.data.preview import lengths, preview, token_counter
-from mixfluence.data.reading import Data, read_data
+from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
 from mixfluence.display import counted
 from mixfluence.errors import DataError, RecipeError
@@ -36,10 +34,9 @@ from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_sco
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
-from mixfluence.rehearsal import rehearse_tests
 from mixfluence.selection import Selected, select_rows
 from mixfluence.strategies import Stage, StageResult
-from mixfluence.testing import score_run
+from mixfluence.testing import rehearse_tests, score_run
 from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import LATEST, changed_file, hash_parameters, measure, measure_files, writing
 from mixfluence.training.folder import record_facts, test_facts
@@ -326,7 +323,7 @@ def _write_record(
         "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
         **record_facts(trained.trainer, seconds, trained.probing),
         "selected_step": trained.selected_step,
-        "notes": [*reading_notes(data.train, data.dev, data.test), *notes],
+        "notes": [*data.notes, *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         **facts,
         **test_facts(data.test, scores),

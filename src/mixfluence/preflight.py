@@ -6,10 +6,14 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from mixfluence.display import duration
 from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting
@@ -17,12 +21,13 @@ from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
-    from mixfluence.data.preview import Count
-    from mixfluence.data.reading import Data
+    from mixfluence.data.reading import Count, Data
     from mixfluence.data.rows import RowSet
 
 # Rows that are encoded to see how long all take.
 TIMED_ROWS = 64
+# Rows of a training set that are tokenised to set up a trainer.
+FEW_ROWS = 16
 MODEL_FILES = ("modules.json", "config.json")
 
 
@@ -61,9 +66,8 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
         check_output(recipe.output)
     with collecting(problems):
         data = _read_present(recipe)
-        halves = recipe.selection is not None and recipe.selection.dev == "halves"
         train = _sizes(recipe.train, data.train if data else {})
-        dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if halves else 1)
+        dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if recipe.halves else 1)
         kept = train
         if recipe.select:
             kept = {name: rows_to_keep(name, rows, recipe.select.keep) for name, rows in train.items()}
@@ -82,11 +86,46 @@ def _check_start(recipe: Recipe, checked: Checked | None) -> None:
     if recipe.model.trust_remote_code or not model_is_here(recipe.model):
         return
     if checked and checked.data and not checked.absent:
-        from mixfluence.rehearsal import rehearse_run
-
-        rehearse_run(recipe, checked.data)
+        _rehearse(recipe, checked.data)
     else:
         check_model(recipe.model.model_dump_json(), Path.cwd())
+
+
+def _rehearse(recipe: Recipe, data: Data) -> None:
+    """Set up a run on a few training rows and all dev rows, and try what comes after training; nothing is kept."""
+    import torch
+
+    from mixfluence.build import build_trainer
+    from mixfluence.clustering.arms import arms_of
+    from mixfluence.data.mixture import Mixture
+    from mixfluence.testing import quiet, rehearse_tests
+
+    if torch.cuda.device_count() > 1:
+        return  # the run will be started with torchrun
+    train = Mixture({name: rows.sample(FEW_ROWS) for name, rows in data.train.items()})
+    found = dict.fromkeys(train, 1 / len(train))
+    # The limit of epochs is checked with all rows.
+    strategy = recipe.strategy._with(max_epochs=None)
+    if strategy.division:
+        arms = arms_of(train, np.zeros(sum(train.sizes.values()), np.int16))
+        train, found = arms.mixture, dict.fromkeys(arms.mixture, 1 / len(train))
+        data = replace(data, sources=arms.sources)
+    with TemporaryDirectory(prefix="mixfluence-") as folder, quiet():
+        # A plan may be made on a machine without a GPU.
+        training = recipe.training.model_copy(update={"packing": None, "compiled": False})
+        tried = recipe.model_copy(update={"output": Path(folder), "strategy": strategy, "training": training})
+        stages = strategy.stages(tried)
+        for stage in dict.fromkeys((stages[0], stages[-1])):
+            if stage.merges or stage.against:
+                continue
+            first = stage is stages[0] and (strategy.division or not strategy.clusters)
+            trainer = build_trainer(tried, stage, replace(data, train=train, found={} if first else found), [])
+            trainer.get_train_dataloader()
+            trainer.state.max_steps = stage.steps
+            trainer.optimizer = trainer.accelerator.prepare(trainer.create_optimizer())
+            if trainer.probing:
+                trainer.probing.start()
+        rehearse_tests(recipe, trainer.model, data, tried.output)
 
 
 def check_output(folder: Path) -> None:
@@ -106,7 +145,7 @@ def check_model(section: str, folder: Path) -> None:
 
 def recipe_counter(recipe: Recipe) -> Count | None:
     """Return a function that counts the tokens of a recipe's encoder; None if it is not on this machine."""
-    from mixfluence.data.preview import token_counter
+    from mixfluence.data.reading import token_counter
     from mixfluence.encoders import load_encoder
 
     if recipe.model.trust_remote_code or not model_is_here(recipe.model):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from mixfluence.errors import DataError, RecipeError
+from mixfluence.errors import DataError, RecipeError, first_line
 from mixfluence.report.compare import Comparison, compare
 from mixfluence.report.summary import make_sheets
 from mixfluence.report.tables import markdown_table
@@ -48,8 +48,7 @@ def push(run: Run, repository: str, *, private: bool) -> str:
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.create_commit(repository, operations, commit_message=f"mixfluence: {run.recipe.name}")
     except Exception as error:  # the hub client and its transport have their own classes
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise RecipeError(f"{repository}: could not be written on the hub ({reason})") from error
+        raise RecipeError(f"{repository}: could not be written on the hub ({first_line(error)})") from error
     return str(commit.commit_url)
 
 

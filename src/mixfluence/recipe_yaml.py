@@ -101,7 +101,7 @@ def load_recipe(
     if upgrade:
         upgrade(data)
     for override in overrides:
-        _apply(override, data)
+        apply_override(override, data)
     try:
         return Recipe.model_validate(data, context={"files_may_be_missing": files_may_be_missing})
     except ValidationError as error:
@@ -167,7 +167,8 @@ def _parse(text: str) -> tuple[Any, yaml.Node | None]:
     return loader.construct_document(tree) if tree else None, tree
 
 
-def _apply(override: str, data: dict[str, Any]) -> None:
+def apply_override(override: str, data: dict[str, Any]) -> None:
+    """Change a value of a recipe by a text such as `training.steps=100`, whose value is YAML."""
     place, equals, text = override.partition("=")
     if not equals or not place:
         raise RecipeError(f"override {short(override)}: expected key=value, such as training.steps=100")

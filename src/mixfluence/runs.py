@@ -22,8 +22,7 @@ from mixfluence.files import write_text
 
 if TYPE_CHECKING:
     from mixfluence.data.retrieval import RetrievalSet
-    from mixfluence.evaluation.dev_queries import DevQuery
-    from mixfluence.evaluation.results import Evaluation
+    from mixfluence.evaluation.results import DevQuery, Evaluation
     from mixfluence.recipe import Recipe
 
     Scores = Mapping[str, Evaluation]
@@ -227,7 +226,7 @@ def read_run_recipe(path: Path) -> Recipe:
 
 
 def _upgrade(recipe: dict[str, Any]) -> None:
-    """Rename or drop keys of version 0.1.0, whose recipes in run folders have all defaults filled in."""
+    """Rename or drop keys of earlier versions, whose recipes in run folders have all defaults filled in."""
     training, strategy = recipe.get("training"), recipe.get("strategy")
     if isinstance(training, dict) and "host" in training:
         training["trainer_args"] = training.pop("host")
@@ -237,15 +236,16 @@ def _upgrade(recipe: dict[str, Any]) -> None:
         return
     if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
-    for section, key, default in (strategy, "focus", 1.0), (strategy.get("alignment") or {}, "lookahead", False):
+    rule, alignment = (strategy.get(key) or {} for key in ("rule", "alignment"))
+    dropped = (strategy, "focus", 1.0), (strategy, "ridge", 1.0), (rule, "optimizer", "adam")
+    for section, key, default in (*dropped, (alignment, "lookahead", False)):
         if section.get(key) == default:
             del section[key]
 
 
 def read_run(path: Path) -> Run:
     """Read a run folder; a `DataError` names the file that is damaged."""
-    from mixfluence.evaluation.dev_queries import read_dev_queries
-    from mixfluence.evaluation.results import read_evaluation
+    from mixfluence.evaluation.results import read_dev_queries, read_evaluation
     from mixfluence.policy.initial import read_weights
 
     recipe, record = read_run_recipe(path), read_record(path / RECORD_FILE)

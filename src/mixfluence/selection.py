@@ -94,13 +94,8 @@ class RowGradients:
 
         G_i = sum_j r_ij (u_i v_j' + v_j u_i' - c_ij (u_i u_i' + v_j v_j')),
 
-    so that norms and products follow from the vectors, and no gradient is ever stored.
-
-    Args:
-        queries: One unit vector per row.
-        passages: One unit vector per row.
-        temperature: Divides the cosines.
-        equal: Which rows share a text, and so are no negatives of each other.
+    so that norms and products follow from the vectors, and no gradient is ever stored. `equal` says which rows share
+    a text, and so are no negatives of each other.
     """
 
     def __init__(self, queries: Tensor, passages: Tensor, temperature: float, equal: Tensor) -> None:

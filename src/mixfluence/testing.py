@@ -1,29 +1,43 @@
-"""What comes after training: dev queries are ranked and test sets scored, beside what needs no training."""
+"""What comes after training: dev queries are ranked and test sets scored, beside what needs no training.
+
+A run tries all of it on a few rows before its first step.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
+import xxhash
 from sentence_transformers.base.model import BaseModel
 
 from mixfluence import runs
 from mixfluence.build import build_model
+from mixfluence.data.benchmarks import MtebSource
 from mixfluence.data.reading import Data
-from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import RowSet
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
+from mixfluence.data.rows import Row, RowSet, rows_in_memory
+from mixfluence.data.source import SourceSection
+from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
-from mixfluence.evaluation.dev_queries import rank_dev_sets
-from mixfluence.evaluation.mteb_results import write_mteb_result
-from mixfluence.evaluation.references import References
-from mixfluence.evaluation.retrieval import rank_bm25, rank_task, score_task
+from mixfluence.evaluation.results import rank_queries, write_dev_queries
+from mixfluence.evaluation.retrieval import MAX_PASSAGES, Ranking, evaluate, fuse, rank_bm25, rank_task, score_task
+from mixfluence.files import write_text
 from mixfluence.recipe import Recipe
 from mixfluence.report.tables import add_to_card
 
 logger = logging.getLogger(__name__)
+
+# Keeps the cost small beside training: at most twice as many texts are encoded per dev set.
+DEV_ROWS = 1_000
 
 
 def score_run(recipe: Recipe, model: BaseModel, data: Data, *, show_progress: bool) -> dict[str, Evaluation]:
@@ -67,6 +81,118 @@ def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
 
 
 def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder: Path) -> None:
-    """Write the results of dev queries."""
-    prompts = {name: (source.query_prompt, source.passage_prompt) for name, source in recipe.dev.items()}
-    rank_dev_sets(model, dev, prompts, folder, batch_size=recipe.evaluation.batch_size)
+    """Rank the first rows of each dev set and write `<folder>/<dataset>.jsonl`.
+
+    The corpus is only the positives of these rows, so that scores compare the queries of a set, not models; for those
+    use `evaluate`.
+    """
+    for name, rows in dev.items():
+        # Without hard negatives, which would be many more texts to encode.
+        first = rows.rows.select(range(min(DEV_ROWS, len(rows))))
+        pairs = rows_in_memory(Row(row["anchor"], row["positive"]) for row in first)
+        task = retrieval_from_rows(name, replace(rows, rows=pairs))
+        prompts = {key: getattr(recipe.dev[name], key) for key in ("query_prompt", "passage_prompt")}
+        logger.info("ranking %d dev queries of %s", len(task.queries), name)
+        ranked = rank_queries(model, replace(task, **prompts), batch_size=recipe.evaluation.batch_size)
+        write_dev_queries(name, ranked, folder)
+
+
+class References:
+    """Scores references of a run and writes `references/<name>/<dataset>.jsonl` into its folder.
+
+    What does not depend on training is kept in `.references` beside the run folder, so that other seeds and samplers
+    do not compute it again.
+    """
+
+    def __init__(self, recipe: Recipe, load_model: Callable[[], BaseModel]) -> None:
+        self._recipe = recipe
+        self._load_model = cache(load_model)
+        # A model in a folder may change there.
+        files = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(recipe.model.name).rglob("*.*"))]
+        self._model = [recipe.model.model_dump(mode="json"), files]
+
+    def evaluate(self, task: RetrievalSet, rankings: Mapping[str, Ranking]) -> None:
+        """Score the references of a test set, given the rankings of the trained model.
+
+        A reference that cannot be scored is logged and left out: it must not cost the results of a run.
+        """
+        if len(task.docs) > MAX_PASSAGES:
+            logger.info("%s: no reference rows, it has more than %s passages", task.name, f"{MAX_PASSAGES:,}")
+            return
+        try:
+            encoded = [self._model, task.query_prompt, task.passage_prompt]
+            zero_shot = self._kept(task, ["zero-shot", *encoded], lambda: self._evaluate_untrained(task))
+            lexical = self._kept(task, ["bm25"], lambda: rank_bm25(task))
+        except (MixfluenceError, RuntimeError, ValueError, IndexError) as error:
+            logger.warning("%s: no reference rows (%s)", task.name, error)
+            return
+        scores = {
+            "zero-shot": Evaluation(task.name, zero_shot),
+            "bm25": score_task(task, lexical),
+            "fusion": score_task(task, fuse(rankings, lexical)),
+        }
+        for name, evaluation in scores.items():
+            write_evaluation(evaluation, self._recipe.output / runs.REFERENCES_FOLDER / name)
+
+    def _evaluate_untrained(self, task: RetrievalSet) -> Mapping[str, Mapping[str, float]]:
+        logger.info("testing the untrained model on %s", task.name)
+        return evaluate(self._load_model(), task, batch_size=self._recipe.evaluation.batch_size).per_query
+
+    def _kept(self, task: RetrievalSet, key: list[Any], compute: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        digest = xxhash.xxh3_128_hexdigest(json.dumps([*key, task.fingerprint]).encode())
+        path = self._recipe.output.parent / f".{runs.REFERENCES_FOLDER}" / f"{digest}.json"
+        try:
+            kept: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            kept = compute()
+            write_text(path, json.dumps(kept))
+        return kept
+
+
+def write_mteb_result(source: SourceSection, evaluation: Evaluation, folder: Path, seconds: float) -> None:
+    """Write `mteb/TASK.json` into the folder of scores if the test set is a task of mteb.
+
+    Scores have mteb's names. Passages with the id of their query are left out unless judged relevant, as everywhere in
+    this package; mteb does so for some tasks.
+    """
+    if not isinstance(source, MtebSource):
+        return
+    from mteb.results import TaskResult  # an extra
+
+    task = source.load_task()
+    scores = {name.replace("@", "_at_"): value for name, value in evaluation.summary().items()}
+    scores["main_score"] = scores["ndcg_at_10"]
+    split, subset = source.split_of(task), source.subset(task)
+    result = TaskResult.from_task_results(task, {split: {subset: scores}}, evaluation_time=seconds)
+    path = folder / "mteb" / f"{task.metadata.name}{f'-{source.language}' if source.language else ''}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result.to_disk(path)
+
+
+def rehearse_tests(recipe: Recipe, model: BaseModel, data: Data, place: Path) -> None:
+    """Try in a folder, on the first rows of each set, what comes after training, so that nothing fails only then."""
+    dev = {name: rows.take(range(min(2, len(rows))), rows.fingerprint) for name, rows in data.dev.items()}
+    test = {
+        name: replace(task.take_queries([0]), doc_ids=task.doc_ids[:2], docs=task.docs[:2])
+        for name, task in data.test.items()
+    }
+    try:
+        with TemporaryDirectory(prefix=".try-", dir=place) as folder, quiet():
+            rank_dev(recipe, model, dev, Path(folder))
+            evaluate_tasks(model, test, recipe, Path(folder))
+    except (OSError, UnicodeError) as error:
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename:
+            reason = f"{Path(error.filename).name}: {error.strerror}"
+        raise RecipeError(f"{recipe.output}: results could not be written ({reason})") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Log nothing: a few rows are no reason to warn."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -29,7 +29,7 @@ from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.policy.initial import Weights
 from mixfluence.runs import read_trace
-from mixfluence.strategies.static import Static
+from mixfluence.strategies import CRISP, Static
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.clustering.test_embeddings import count_texts
@@ -44,9 +44,11 @@ ENCODER = topic_encoder()
 POOL = Mixture({"x": rows_on("aabaaa" * 4), "y": rows_on("b" * 12)})
 
 
-def cut(targets: dict[str, str], pool: Mixture = POOL, **options: Any) -> Partition:
+def cut(
+    targets: dict[str, str], pool: Mixture = POOL, *, least_rows: int = 4, seed: int = 0, **options: Any
+) -> Partition:
     dev = {name: rows_on(topics, seed=1) for name, topics in targets.items()}
-    return partition(pool, dev, ENCODER, **{"branching": 2, "least_rows": 4, **options})
+    return partition(pool, dev, ENCODER, CRISP(**{"branching": 2, **options}), least_rows=least_rows, seed=seed)
 
 
 def by_topic(found: Partition) -> dict[str, float]:
@@ -82,7 +84,7 @@ def test_what_stands_for_a_row_decides_its_cluster(texts: Literal["query", "pass
         return row_set(*(Row(f"{asked}{number % 9}", f"{answered}{number % 7}") for number in range(20)))
 
     pool = Mixture({"x": rows("a", "b"), "y": rows("c", "d")})
-    found = partition(pool, {"target": rows("a", "d")}, ENCODER, texts=texts, branching=2, least_rows=4)
+    found = partition(pool, {"target": rows("a", "d")}, ENCODER, CRISP(texts=texts, branching=2), least_rows=4)
     assert found.shares(found.weights)[dataset] == 1.0
 
 
@@ -121,7 +123,7 @@ def test_no_row_and_no_mass_is_lost(pool: list[str], dev: list[str], **options: 
 def test_dev_rows_like_the_pool_give_proportional_shares(levels: int) -> None:
     pool = Mixture({"x": rows_on("abcd" * 15), "y": rows_on("bbd" * 13)})
     both = RowSet(Dataset.from_list([*pool["x"].rows, *pool["y"].rows]), "both")
-    found = partition(pool, {"target": both}, ENCODER, levels=levels, branching=3, least_rows=5)
+    found = partition(pool, {"target": both}, ENCODER, CRISP(levels=levels, branching=3), least_rows=5)
     assert found.shares(found.weights) == pytest.approx({"x": 60 / 99, "y": 39 / 99})
     assert found.weights == pytest.approx({name: size / 99 for name, size in found.mixture.sizes.items()})
     assert len(found.weights) > 2
@@ -145,12 +147,12 @@ def test_the_source_of_a_cluster_is_a_dataset_that_it_has_rows_of() -> None:
 
 
 def test_a_second_call_neither_encodes_nor_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"levels": 2, "branching": 2, "least_rows": 4}
-    first = partition(POOL, {"target": rows_on("aab")}, topic_encoder(), **options)
+    crisp = CRISP(levels=2, branching=2)
+    first = partition(POOL, {"target": rows_on("aab")}, topic_encoder(), crisp, least_rows=4)
     again = topic_encoder()
     passes = count_texts(again)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    second = partition(POOL, {"target": rows_on("aab")}, again, **options)
+    second = partition(POOL, {"target": rows_on("aab")}, again, crisp, least_rows=4)
     assert passes == []
     assert (second.weights, second.rows) == (first.weights, first.rows)
     assert second.mixture.fingerprints == first.mixture.fingerprints
@@ -158,9 +160,9 @@ def test_a_second_call_neither_encodes_nor_clusters(monkeypatch: pytest.MonkeyPa
         rows.rows.to_list() for rows in first.mixture.values()
     ]
     # Other smoothing and other sizes of clusters use the same tree; another seed does not.
-    partition(POOL, {"target": rows_on("aab")}, again, **options | {"least_rows": 9, "smoothing": 1.0})
+    partition(POOL, {"target": rows_on("aab")}, again, CRISP(levels=2, branching=2, smoothing=1.0), least_rows=9)
     with pytest.raises(RecipeError, match="faiss"):
-        partition(POOL, {"target": rows_on("aab")}, again, **options, seed=1)
+        partition(POOL, {"target": rows_on("aab")}, again, crisp, least_rows=4, seed=1)
 
 
 def test_the_seed_alone_decides_clusters_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +188,7 @@ def test_the_text_of_a_cluster_stays_in_the_file_of_its_dataset() -> None:
         return convert_once([], {"name": name}, lambda _: (Row(**row) for row in POOL[name].rows))
 
     pool = Mixture({name: kept(name) for name in POOL})
-    found = partition(pool, {"target": rows_on("ab")}, ENCODER, branching=2, least_rows=4)
+    found = partition(pool, {"target": rows_on("ab")}, ENCODER, CRISP(branching=2), least_rows=4)
     sources = {file["filename"] for rows in pool.values() for file in rows.rows.cache_files}
     for rows in found.mixture.values():
         files = {file["filename"] for file in rows.rows.cache_files}

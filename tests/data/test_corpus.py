@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from mixfluence.data.corpus import CorpusSource
-from mixfluence.data.documents import MAX_HELD_OUT, Document, read_documents, sections, take_split
+from mixfluence.data.corpus import MAX_HELD_OUT, CorpusSource, Document, read_documents, sections, take_split
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.recipe_yaml import load_recipe
 

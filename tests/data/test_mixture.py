@@ -27,28 +27,27 @@ RECORDS = {"query": ["q0", "q1", "q2"], "answer": ["a0", "a1", "a2"], "negative"
 
 def test_order_and_sizes_are_kept() -> None:
     one, two = row_set(Row("q", "p")), row_set(Row("q", "p"), Row("r", "s"))
-    for mixture in (Mixture({"z": two, "a": one}), Mixture([("z", two), ("a", one)])):
-        assert list(mixture) == list(mixture.sizes) == list(mixture.fingerprints) == ["z", "a"]
-        assert list(mixture.sizes.values()) == [2, 1]
-        assert mixture["z"] is two
+    mixture = Mixture({"z": two, "a": one})
+    assert list(mixture) == list(mixture.sizes) == list(mixture.fingerprints) == ["z", "a"]
+    assert list(mixture.sizes.values()) == [2, 1]
+    assert mixture["z"] is two
 
 
 @pytest.mark.parametrize(
     ("datasets", "named"),
     [
-        ([], "at least one dataset"),
-        ([("tiny", Dataset.from_dict({"q": [], "p": []}))], "tiny: "),
-        ([("tiny", row_set())], "tiny: the dataset is empty"),
-        ([("same", row_set(Row("q", "p"))), ("same", row_set(Row("r", "s")))], "'same'"),
-        ([("  ", row_set(Row("q", "p")))], "'  '"),
-        ([(7, row_set(Row("q", "p")))], "7"),
-        ([("lone", Dataset.from_dict({"query": ["q"]}))], "lone: row 1: .*'query'"),
-        ([("lone", Dataset.from_dict({"query": ["q"], "label": [1]}))], "lone: row 1: .*'label'"),
-        ([("odd", Dataset.from_dict({"q": ["q"], "p": [3]}))], "odd: row 1: .*'p'"),
-        ([("blank", Dataset.from_dict({"query": ["q", " "], "answer": ["", "p"]}))], "blank: .*2 of 2 rows"),
+        ({}, "at least one dataset"),
+        ({"tiny": Dataset.from_dict({"q": [], "p": []})}, "tiny: "),
+        ({"tiny": row_set()}, "tiny: the dataset is empty"),
+        ({"  ": row_set(Row("q", "p"))}, "'  '"),
+        ({7: row_set(Row("q", "p"))}, "7"),
+        ({"lone": Dataset.from_dict({"query": ["q"]})}, "lone: row 1: .*'query'"),
+        ({"lone": Dataset.from_dict({"query": ["q"], "label": [1]})}, "lone: row 1: .*'label'"),
+        ({"odd": Dataset.from_dict({"q": ["q"], "p": [3]})}, "odd: row 1: .*'p'"),
+        ({"blank": Dataset.from_dict({"query": ["q", " "], "answer": ["", "p"]})}, "blank: .*2 of 2 rows"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_by_name(datasets: list[tuple[Any, Any]], named: str) -> None:
+def test_what_cannot_be_trained_on_is_refused_by_name(datasets: dict[Any, Any], named: str) -> None:
     with pytest.raises(DataError, match=named):
         Mixture(datasets)
 

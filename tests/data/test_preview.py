@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from mixfluence.cli import app
-from mixfluence.data import preview as previews
-from mixfluence.data.preview import preview, token_counter
+from mixfluence.data import reading
+from mixfluence.data.reading import preview, token_counter
 from mixfluence.data.rows import Row
 from mixfluence.errors import DataError
 from tests.conftest import row_set
@@ -74,9 +74,9 @@ def test_tokens_are_counted_as_the_model_makes_them(make_static: Callable[[], Se
 
 
 def test_large_datasets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previews, "LENGTH_ROWS", 2)
-    monkeypatch.setattr(previews, "DUPLICATE_BATCHES", 1)
-    monkeypatch.setattr(previews, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(reading, "LENGTH_ROWS", 2)
+    monkeypatch.setattr(reading, "DUPLICATE_BATCHES", 1)
+    monkeypatch.setattr(reading, "ROWS_PER_BATCH", 3)
     rows = row_set(*(Row("same", "w " * (i + 1)) for i in range(5)), Row("same", "w "))
     head = next(preview("toy", rows))
     assert head == "toy: 6 rows, 0 duplicates among the first 3; words: anchor 1 (up to 1), positive 2 (up to 4)"

@@ -17,21 +17,37 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Row
+from mixfluence.data.rows import Row, RowSet
 from mixfluence.errors import DataError, MixfluenceError
-from mixfluence.evaluation.dev_queries import (
+from mixfluence.evaluation.results import (
     MAX_CHARACTERS,
-    MAX_ROWS,
     DevQuery,
-    rank_dev_sets,
     rank_queries,
     read_dev_queries,
     write_dev_queries,
 )
 from mixfluence.evaluation.retrieval import evaluate
+from mixfluence.recipe import Recipe
+from mixfluence.testing import DEV_ROWS, rank_dev
 from tests.conftest import row_set
 
-NO_PROMPTS = {"dev": (None, None)}
+
+def rank(
+    model: SentenceTransformer, rows: RowSet, folder: Path, query: str | None = None, passage: str | None = None
+) -> list[DevQuery]:
+    """Return what a run writes about a dev set with these prompts."""
+    source = {"format": "pairs", "path": "x", "query_prompt": query, "passage_prompt": passage}
+    data = {
+        "name": "x",
+        "model": {"name": "minilm"},
+        "train": {"dev": source},
+        "dev": {"dev": source},
+        "training": {"steps": 1, "batch_size": 2},
+    }
+    rank_dev(Recipe.model_validate(data, context={"files_may_be_missing": True}), model, {"dev": rows}, folder)
+    name, found = read_dev_queries(folder / "dev.jsonl")
+    assert name == "dev"
+    return found
 
 
 def test_ranks_and_margins_are_those_of_the_cosines(tiny_bert: SentenceTransformer, task: RetrievalSet) -> None:
@@ -72,11 +88,9 @@ def test_embeddings_that_are_not_numbers_are_refused(
 def test_only_the_first_rows_and_only_their_positives_are_ranked(
     make_static: Callable[[], SentenceTransformer], tmp_path: Path
 ) -> None:
-    rows = [Row(f"w{i % 190} w{i % 7}", f"w{i % 190} w{i % 11}", negatives=["w199"]) for i in range(MAX_ROWS)]
+    rows = [Row(f"w{i % 190} w{i % 7}", f"w{i % 190} w{i % 11}", negatives=["w199"]) for i in range(DEV_ROWS)]
     late = [Row("w198", "w198", negatives=["w197"])]
-    rank_dev_sets(make_static(), {"dev": row_set(*rows, *late)}, NO_PROMPTS, tmp_path)
-    name, found = read_dev_queries(tmp_path / "dev.jsonl")
-    assert name == "dev"
+    found = rank(make_static(), row_set(*rows, *late), tmp_path)
     assert [query.query for query in found] == list(dict.fromkeys(row.anchor for row in rows))
     assert {query.among for query in found} == {len({row.positive for row in rows})}
     assert {"w197", "w198", "w199"}.isdisjoint(query.other for query in found)
@@ -88,21 +102,19 @@ def test_a_datasets_prompts_count_before_those_of_the_model(
     rows = row_set(*(Row(query, doc) for query, doc in zip(task.queries, task.docs, strict=False)))
     model = make_static()
 
-    def margins(**prompts: tuple[str | None, str | None]) -> list[float]:
-        rank_dev_sets(model, {"dev": rows}, prompts, tmp_path)
-        return [query.margin for query in read_dev_queries(tmp_path / "dev.jsonl")[1]]
+    def margins(*prompts: str | None) -> list[float]:
+        return [query.margin for query in rank(model, rows, tmp_path, *prompts)]
 
-    bare, prompted = margins(dev=(None, None)), margins(dev=("w1 w2 ", "w4 w5 w6 "))
+    bare, prompted = margins(), margins("w1 w2 ", "w4 w5 w6 ")
     assert bare != prompted
     model.prompts = {"query": "w1 w2 ", "document": "w4 w5 w6 "}
-    assert margins(dev=(None, None)) == prompted
-    assert margins(dev=("", "")) == bare
+    assert margins() == prompted
+    assert margins("", "") == bare
 
 
 def test_long_texts_are_truncated(make_static: Callable[[], SentenceTransformer], tmp_path: Path) -> None:
     rows = row_set(Row("w1 " * 200, "w2 " * 200), Row("w3", "w4"))
-    rank_dev_sets(make_static(), {"dev": rows}, NO_PROMPTS, tmp_path)
-    first, second = read_dev_queries(tmp_path / "dev.jsonl")[1]
+    first, second = rank(make_static(), rows, tmp_path)
     assert MAX_CHARACTERS - 2 <= len(first.query) == len(first.positive) <= MAX_CHARACTERS + 1
     assert first.query.endswith("w1…")
     assert (second.query, second.positive, second.other) == ("w3", "w4", first.positive)

@@ -11,7 +11,7 @@ from torch import nn
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.encoders import Kind, load_encoder
 from mixfluence.evaluation import search as searching
-from mixfluence.evaluation.dev_queries import rank_queries
+from mixfluence.evaluation.results import rank_queries
 from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task
 from mixfluence.evaluation.search import search
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from mixfluence import testing
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.evaluation import references
-from mixfluence.evaluation.references import References, fuse
 from mixfluence.evaluation.results import read_evaluation
-from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task, score_task
+from mixfluence.evaluation.retrieval import evaluate, fuse, rank_bm25, rank_task, score_task
 from mixfluence.recipe import Recipe
+from mixfluence.testing import References
 
 ROWS = ("zero-shot", "bm25", "fusion")
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_scored_costs_no_run(
     scores = {name: read_evaluation(tmp_path / "run" / "references" / name / "wordless.jsonl") for name in ROWS}
     assert scores["bm25"].summary()["ndcg@10"] == 0
     assert scores["fusion"].summary()["ndcg@10"] == 1
-    monkeypatch.setattr(references, "MAX_PASSAGES", 1)
+    monkeypatch.setattr(testing, "MAX_PASSAGES", 1)
     with caplog.at_level(logging.INFO, logger="mixfluence"):
         References(recipe(tmp_path / "other"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
     assert caplog.text.count("wordless: no reference rows") >= 1

@@ -39,7 +39,6 @@ MakeModel = Callable[[], SentenceTransformer]
 SIZES = {"a": 1, "b": 10, "c": 10**9}
 RULES: list[Rule] = [
     PolicyGradient(step=1.0),
-    PolicyGradient(step=1.0, optimizer="sgd"),
     Anchored(),
 ]
 GUIDED: dict[str, Callable[[], Strategy]] = {

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 
 from mixfluence.data.beir import read_grades
 from mixfluence.errors import MixfluenceError, RecipeError
-from mixfluence.evaluation.dev_queries import read_dev_queries
-from mixfluence.evaluation.results import read_evaluation
+from mixfluence.evaluation.results import read_dev_queries, read_evaluation
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import load_recipe

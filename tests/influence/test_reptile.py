@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Reptile
-from mixfluence.influence.reptile import Displacement
+from mixfluence.influence.probe import Displacement
 
 WeightsName = Literal["softmax", "sum"]
 SHAPES = [(3,), (2, 2)]

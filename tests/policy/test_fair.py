@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 
 from mixfluence.influence import Influences
 from mixfluence.policy import UNIFORM, Anchored, Evidence, Fair, Reward, Temperature, Vector, Weights, softmax
-from mixfluence.policy.fair import _LEAST_HELP, fair_mixture
+from mixfluence.policy.rules import _LEAST_HELP, fair_mixture
 from mixfluence.strategies import InfDDS
 
 SIZES = {"a": 100, "b": 200, "c": 400, "d": 800, "e": 1600}

@@ -19,8 +19,8 @@ from scipy.optimize import minimize
 
 from mixfluence.influence import Influences
 from mixfluence.policy import UNIFORM, Guards, Vector, softmax
-from mixfluence.policy.fair import _LEAST_HELP, fair_mixture
-from mixfluence.policy.guard import MOST_PUSH
+from mixfluence.policy.bounds import MOST_PUSH
+from mixfluence.policy.rules import _LEAST_HELP, fair_mixture
 from mixfluence.strategies import InfDDS
 
 SIZES = {"sharp": 100, "mild": 200, "other": 400}

@@ -23,7 +23,7 @@ import pytest
 
 from mixfluence.cli.runs import report
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.dev_queries import DevQuery, write_dev_queries
+from mixfluence.evaluation.results import DevQuery, write_dev_queries
 from mixfluence.report.page import best_and_worst, render_page
 from mixfluence.runs import Run, read_run
 

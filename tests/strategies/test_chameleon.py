@@ -27,26 +27,26 @@ MEANS = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 def test_scores_by_hand() -> None:
     # Centred, the Gram matrix is 2/9 of (1, 1, -2)(1, 1, -2)^T, whose only eigenvalue is 12/9 and whose mean diagonal
     # element is 4/9: all scores are shrunk alike, and shared as the squares 1, 1 and 4.
-    assert leverage_scores(MEANS, 1.0).tolist() == pytest.approx([1 / 6, 1 / 6, 4 / 6])
+    assert leverage_scores(MEANS).tolist() == pytest.approx([1 / 6, 1 / 6, 4 / 6])
     means = np.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     # Eigenvalues 8 and 2, each shared by two; the mean diagonal element is 2.5.
     pair, other = 8 / (8 + 2.5) / 2, 2 / (2 + 2.5) / 2
     total = 2 * (pair + other)
-    assert leverage_scores(means, 1.0).tolist() == pytest.approx([pair / total] * 2 + [other / total] * 2)
+    assert leverage_scores(means).tolist() == pytest.approx([pair / total] * 2 + [other / total] * 2)
 
 
 def test_neither_scale_nor_place_of_embeddings_matters() -> None:
     means = np.random.default_rng(0).standard_normal((5, 8))
-    assert leverage_scores(3 * means + 7, 0.5) == pytest.approx(leverage_scores(means, 0.5))
+    assert leverage_scores(3 * means + 7) == pytest.approx(leverage_scores(means))
 
 
 def test_unique_or_common_datasets_are_favoured() -> None:
-    scores = leverage_scores(MEANS, 1.0)
+    scores = leverage_scores(MEANS)
     unique, common = leverage_weights(scores, "unique"), leverage_weights(scores, "common")
     assert unique.tolist() == pytest.approx((np.exp(scores / 0.2) / np.exp(scores / 0.2).sum()).tolist())
     assert unique[2] > 0.8
     assert common[2] < common[0] == common[1]
-    assert leverage_scores(np.ones((3, 2)), 1.0).tolist() == pytest.approx([1 / 3] * 3)
+    assert leverage_scores(np.ones((3, 2))).tolist() == pytest.approx([1 / 3] * 3)
 
 
 def test_a_dataset_in_other_words_stands_out(

@@ -20,8 +20,7 @@ from sentence_transformers import SentenceTransformer
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Temperature, Vector
 from mixfluence.runs import read_trace
-from mixfluence.strategies.cooldown import Cooldown
-from mixfluence.strategies.static import Static
+from mixfluence.strategies.static import Cooldown, Static
 from tests.training.runs import arguments, build
 
 SIZES = {"large": 32, "small": 1}

@@ -9,8 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer import Option
 
-from mixfluence.cli.data import cache, data, recipes
-from mixfluence.cli.plan import plan
+from mixfluence.cli.recipes import cache, data, plan, recipes
 from mixfluence.cli.runs import compare, evaluate, merge, push, report, status, weights
 from mixfluence.cli.sweep import adapt, demo, sweep
 from mixfluence.cli.terminal import note, print_line, silence_libraries

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
 from mixfluence.display import printable
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.files import write_text
 
 if TYPE_CHECKING:
     from mixfluence.data.formats import Source
@@ -191,8 +192,6 @@ def weights(
 
 
 def _write(text: str, file: Path | None) -> None:
-    from mixfluence.files import write_text
-
     if file:
         with writing(file):
             write_text(file, text)

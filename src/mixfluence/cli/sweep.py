@@ -12,10 +12,11 @@ import typer
 import yaml
 from typer import Argument, Option
 
-from mixfluence.cli.plan import plan_view
+from mixfluence.cli.recipes import plan_view
 from mixfluence.cli.runs import compare
 from mixfluence.cli.terminal import Overrides, RecipeName, note, output, print_line, show_log, writing
 from mixfluence.errors import RecipeError
+from mixfluence.files import write_text
 
 if TYPE_CHECKING:
     from mixfluence.sweep import Job
@@ -142,11 +143,8 @@ def adapt(
 def _write_recipe(
     path: Path, model: str, corpus: Path, queries: Path | None, pool: list[str], guards: list[str], steps: int
 ) -> None:
-    import yaml
-
     from mixfluence.adapt import make_recipe
     from mixfluence.encoders import is_static, load_encoder
-    from mixfluence.files import write_text
 
     for given in (corpus, queries):
         if given and not given.exists():
@@ -180,7 +178,6 @@ def demo(
 def write_files(target: str, folder: Path) -> tuple[Path, Path]:
     """Write docstrings without their summaries as documents, and some of the summaries as labelled queries."""
     from mixfluence.data.pydocs import PydocsSource
-    from mixfluence.files import write_text
 
     task = PydocsSource(library=target, split="all").read_task(target)
     # Only what an earlier demo wrote: the folder may be anyone's.

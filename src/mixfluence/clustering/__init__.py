@@ -6,9 +6,8 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -16,7 +15,7 @@ from datasets import Dataset, Features
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.clustering.embeddings import Embedder, Matrix, Points, Texts
+from mixfluence.clustering.embeddings import Embedder, Matrix, Points
 from mixfluence.clustering.tree import Nodes, Tree, grow, merge
 from mixfluence.data.cache import cached
 from mixfluence.data.mixture import Mixture
@@ -63,35 +62,33 @@ def partition(
     mixture: Mixture,
     targets: Mapping[str, RowSet],
     encoder: SentenceTransformer,
+    crisp: CRISP,
     *,
-    levels: int = 1,
-    branching: int = 32,
-    per: Literal["pool", "dataset"] = "pool",
-    texts: Texts = "both",
-    smoothing: float = 0.0,
     least_rows: int,
     seed: int = 0,
 ) -> Partition:
-    """Cluster the training rows and weight each cluster by the dev rows that fall into it.
+    """Cluster the training rows and weight each cluster by the dev rows that fall into it, by the keys of `CRISP`.
 
     Costs one forward pass over every row, once: embeddings and clusters are cached on disk. A small encoder is enough.
-    Clusters of fewer than `least_rows` rows are merged with neighbours; use the batch size. Other options are those of
-    `CRISP`. With several processes, call it in the first one before the others.
+    Clusters of fewer than `least_rows` rows are merged with neighbours; use the batch size. With several processes,
+    call it in the first one before the others.
     """
-    # Its recipe section has the limits of these options.
-    CRISP(levels=levels, branching=branching, per=per, texts=texts, smoothing=smoothing)
     if least_rows < 1 or not targets:
         raise RecipeError("partition: needs at least one dev set and least_rows of at least 1")
     dev = Mixture(targets)
-    embedder = Embedder(encoder, texts)
-    pools = {"pool": mixture} if per == "pool" else {name: Mixture({name: rows}) for name, rows in mixture.items()}
-    parts = [
-        Clusters(name, pool, embedder, least_rows, levels=levels, branching=branching, seed=seed)
-        for name, pool in pools.items()
-    ]
-    weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], smoothing)
+    embedder = Embedder(encoder, crisp.texts)
+    pools = {name: Mixture({name: rows}) for name, rows in mixture.items()}
+    if crisp.per == "pool":
+        pools = {"pool": mixture}
+    shape = {"levels": crisp.levels, "branching": crisp.branching, "seed": seed}
+    parts = [Clusters(name, pool, embedder, least_rows, **shape) for name, pool in pools.items()]
+    weights = _weights(parts, [Points([embedder.vectors(rows)]) for rows in dev.values()], crisp.smoothing)
     chosen = np.split(weights > 0, np.cumsum([len(part.names) for part in parts])[:-1])
-    drawn = chain.from_iterable(part.row_sets(mask) for part, mask in zip(parts, chosen, strict=True))
+    drawn = {
+        part.names[number]: rows
+        for part, mask in zip(parts, chosen, strict=True)
+        for number, rows in select_rows(part.datasets, part.numbers(), mask)
+    }
     names = [name for part in parts for name in part.names]
     weighted = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if weight}
     logger.info("%d clusters, %d of them with a weight", len(names), len(weighted))
@@ -118,11 +115,6 @@ class Clusters:
         """Return the cluster of each point, and its cosine with the centroid of its leaf."""
         leaves = self._tree.leaves(points)
         return self._clusters[leaves], np.einsum("ij,ij->i", points, self._tree.centroids[leaves])
-
-    def row_sets(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, RowSet]]:
-        """Yield the names and rows of chosen clusters."""
-        for number, rows in select_rows(self.datasets, self.numbers(), chosen):
-            yield self.names[number], rows
 
     def numbers(self) -> NDArray[np.int32]:
         """Return the number of each row's cluster."""

@@ -68,7 +68,7 @@ class BeirFiles(NamedTuple):
 
 
 class BeirTables(NamedTuple):
-    """The content of these files: judgements, and id -> text of judged queries and of passages."""
+    """The content of a collection: judgements, and id -> text of judged queries and of passages."""
 
     grades: Grades
     queries: dict[str, str]

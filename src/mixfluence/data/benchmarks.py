@@ -9,23 +9,15 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from mixfluence.data.beir import Grades, drop_unknown, judged_rows, make_task
+from mixfluence.data.beir import BeirTables, drop_unknown, judged_rows, make_task
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import Facts, Row, RowSet, convert_once
 from mixfluence.data.source import SourceSection
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, first_line
 
 TEST = "test"
-
-
-class Collection(NamedTuple):
-    """Judgements, and texts by their ids."""
-
-    grades: Grades
-    queries: dict[str, str]
-    passages: dict[str, str]
 
 
 class BenchmarkSource(SourceSection):
@@ -60,7 +52,7 @@ class BenchmarkSource(SourceSection):
         """Return what determines the content."""
 
     @abstractmethod
-    def _load(self) -> Collection:
+    def _load(self) -> BeirTables:
         """Return the content."""
 
 
@@ -113,7 +105,7 @@ class MtebSource(BenchmarkSource):
         facts = {"format": "mteb", "task": self.task, "split": self.split, "language": self.language}
         return facts | {"revision": self.load_task().metadata.revision}
 
-    def _load(self) -> Collection:
+    def _load(self) -> BeirTables:
         task = self.load_task()
         subset, split = self.subset(task), self.split_of(task)
         task = task.filter_eval_splits([split]).filter_languages(None, hf_subsets=[subset])
@@ -122,12 +114,11 @@ class MtebSource(BenchmarkSource):
             task.convert_v1_dataset_format_to_v2(num_proc=None)
             data = task.dataset[subset][split]
         except Exception as error:  # the hub client, its transport and every loader have their own classes
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            raise DataError(f"{self.location}: could not be loaded by mteb ({reason})") from error
+            raise DataError(f"{self.location}: could not be loaded by mteb ({first_line(error)})") from error
         grades = {(q, d): max(0, int(grade)) for q, own in data["relevant_docs"].items() for d, grade in own.items()}
         queries = {row["id"]: row["text"] for row in data["queries"]}
         passages = {row["id"]: f"{row.get('title') or ''} {row['text']}".strip() for row in data["corpus"]}
-        return Collection(grades, queries, passages)
+        return BeirTables(grades, queries, passages)
 
 
 class IrDatasetsSource(BenchmarkSource):
@@ -149,7 +140,7 @@ class IrDatasetsSource(BenchmarkSource):
     def _identity(self) -> dict[str, Any]:
         return {"format": "ir_datasets", "id": self.id, "version": version("ir_datasets")}
 
-    def _load(self) -> Collection:
+    def _load(self) -> BeirTables:
         ir_datasets = _import("ir_datasets")
         try:
             dataset = ir_datasets.load(self.id)
@@ -157,11 +148,10 @@ class IrDatasetsSource(BenchmarkSource):
             queries = {query.query_id: query.default_text() for query in dataset.queries_iter()}
             passages = {doc.doc_id: doc.default_text().strip() for doc in dataset.docs_iter()}
         except Exception as error:  # downloads and every file format have their own classes
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            raise DataError(f"{self.id}: could not be loaded by ir_datasets ({reason})") from error
+            raise DataError(f"{self.id}: could not be loaded by ir_datasets ({first_line(error)})") from error
         grades = {(query, doc): max(0, grade) for query, doc, grade in judged}
         asked = {query for query, _ in grades}
-        return Collection(grades, {id: text for id, text in queries.items() if id in asked}, passages)
+        return BeirTables(grades, {id: text for id, text in queries.items() if id in asked}, passages)
 
 
 def _import(package: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -117,16 +117,3 @@ def _with_prompts(name: str, source: Source, task: RetrievalSet) -> RetrievalSet
     for note in notes:
         logger.warning("%s", note)
     return replace(task, query_prompt=source.query_prompt, passage_prompt=source.passage_prompt, notes=tuple(notes))
-
-
-def reading_notes(
-    train: Mapping[str, RowSet], dev: Mapping[str, RowSet], test: Mapping[str, RetrievalSet]
-) -> list[str]:
-    """Return the notes of all readers, each with its section and dataset."""
-    notes = [
-        f"{section} {name}: {note}"
-        for section, sets in (("train", train), ("dev", dev))
-        for name, rows in sets.items()
-        for note in rows.notes
-    ]
-    return notes + [f"test {note}" for task in test.values() for note in task.notes]

@@ -32,16 +32,12 @@ class Mixture(dict[str, RowSet]):
     """
 
     def __init__(
-        self,
-        datasets: Mapping[str, RowSet | Dataset] | Iterable[tuple[str, RowSet | Dataset]],
-        columns: Mapping[str, ColumnMap] | None = None,
+        self, datasets: Mapping[str, RowSet | Dataset], columns: Mapping[str, ColumnMap] | None = None
     ) -> None:
         super().__init__()
-        for name, dataset in datasets.items() if isinstance(datasets, Mapping) else datasets:
+        for name, dataset in datasets.items():
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"a dataset needs a name, found {name!r}")
-            if name in self:
-                raise DataError(f"two datasets are named {name!r}")
             self[name] = _row_set(name, dataset, (columns or {}).get(name))
         if not self:
             raise DataError("a mixture needs at least one dataset")

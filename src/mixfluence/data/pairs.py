@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from mixfluence.data.columns import ColumnMap, Roles, find_roles, mapped_roles, names
+from mixfluence.data.columns import ColumnMap, Dialect, Roles, find_roles, mapped_roles, names
 from mixfluence.data.mining import MiningSection
 from mixfluence.data.rows import ROWS_PER_BATCH, Facts, Row, RowSet, convert_once
 from mixfluence.data.source import (
@@ -31,8 +31,7 @@ from mixfluence.data.source import (
     note_dropped,
     read_records,
 )
-from mixfluence.data.tables import Dialect
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, first_line
 from mixfluence.schema import WholeNumber, short
 
 if TYPE_CHECKING:
@@ -129,9 +128,8 @@ class HubSource(RecordsSource):
                 self.id, name=self.config, revision=self.revision, split=self.split, keep_in_memory=False
             )
         except Exception as error:  # the hub client, its transport and every file parser have their own classes
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise DataError(
-                f"{self.id}: could not be loaded ({reason}); connect this machine to the hub, "
+                f"{self.id}: could not be loaded ({first_line(error)}); connect this machine to the hub, "
                 "or download the files elsewhere and read them with the format pairs"
             ) from error
 

@@ -1,24 +1,39 @@
-"""Everything that a recipe reads: training, dev and test data. Plans and runs read it with the same function."""
+"""Everything that a recipe reads: training, dev and test data; and a look at it before training.
+
+Plans and runs read it with the same function.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, TypeVar
 
 from mixfluence.data.formats import Source, read_both, read_rows, read_task
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
-from mixfluence.data.rows import RowSet
+from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
+from mixfluence.display import counted
 from mixfluence.errors import MixfluenceError, refuse
 from mixfluence.recipe import Recipe
 from mixfluence.runs import OVERLAP_FILE
+from mixfluence.schema import short
 from mixfluence.strategies import Scoring
+
+if TYPE_CHECKING:
+    from sentence_transformers.base.model import BaseModel
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+# Of large datasets a part is looked at.
+LENGTH_ROWS, DUPLICATE_BATCHES = 200, 100
+ROLES = ("anchor", "positive")
+# A role and texts -> their lengths.
+Count = Callable[[str, list[str]], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,18 @@ class Data:
     samples: list[RetrievalSet] = field(default_factory=list)
     # Probabilities that a clustering or an earlier stage has found.
     found: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the readers have noted, each with its section and dataset."""
+        sections = {"train": self.train, "dev": self.dev}
+        notes = [
+            f"{section} {name}: {note}"
+            for section, sets in sections.items()
+            for name, rows in sets.items()
+            for note in rows.notes
+        ]
+        return notes + [f"test {note}" for task in self.test.values() for note in task.notes]
 
 
 def read_data(recipe: Recipe) -> Data:
@@ -93,3 +120,58 @@ def _read_each(
             named = any(place in str(error) for place in (source.location.partition(" ")[0], *files))
             problems.append(error if named else type(error)(f"{section}.{name}: {error}"))
     return found
+
+
+def preview(name: str, rows: RowSet, count: Count | None = None) -> Iterator[str]:
+    """Yield a few lines about a dataset; lengths are in words unless a model's tokens are counted."""
+    batches = islice(rows.rows.select_columns(list(ROLES)).iter(ROWS_PER_BATCH), DUPLICATE_BATCHES)
+    keys = [text_key("\0".join(pair)) for batch in batches for pair in zip(*batch.values(), strict=True)]
+    twice = len(keys) - len(set(keys))
+    looked = f" among the first {len(keys):,}" if len(keys) < len(rows) else ""
+    size = f"{counted(len(rows), 'row')}, {counted(twice, 'duplicate')}{looked}"
+    yield f"{name}: {size}; {lengths(rows, count)}"
+    first = rows.rows[0]
+    for role in ROLES:
+        yield f"  {role}{_columns(rows, role)}: {short(first[role])}"
+    if negatives := first["negatives"]:
+        more = f" and {len(negatives) - 1} more" if len(negatives) > 1 else ""
+        yield f"  negatives{_columns(rows, 'negatives')}: {short(negatives[0])}{more}"
+    if first["scores"]:
+        yield f"  scores{_columns(rows, 'scores')}: {short(first['scores'])}"
+
+
+def lengths(rows: RowSet, count: Count | None = None) -> str:
+    """Return the median and the largest length of a sample of anchors and positives."""
+    measure = count or (lambda role, texts: [len(text.split()) for text in texts])
+    sample = rows.rows[:: -(-len(rows) // LENGTH_ROWS)]
+    found = {role: measure(role, sample[role]) for role in ROLES}
+    shown = ", ".join(f"{role} {median(own):.0f} (up to {max(own)})" for role, own in found.items())
+    return f"{'tokens' if count else 'words'}: {shown}"
+
+
+def preview_sources(sources: Mapping[str, Source], count: Count | None = None) -> Iterator[str]:
+    """Yield a few lines about each source on this machine, with the notes of its reader."""
+    for name, source in sources.items():
+        if source.on_disk:
+            rows = read_rows(source)
+            yield from preview(name, rows, count)
+            yield from (f"  {note}" for note in rows.notes)
+        else:
+            yield f"{name}: not on this machine ({source.location})"
+
+
+def token_counter(model: BaseModel) -> Count:
+    """Return a function that counts the tokens which a model makes of texts, after truncation."""
+    from sentence_transformers import CrossEncoder
+
+    from mixfluence.data.tokenize import Tokeniser
+
+    if isinstance(model, CrossEncoder):  # which truncates pairs
+        return lambda role, texts: [len(ids) for ids in model.tokenizer(texts)["input_ids"]]
+    tokeniser = Tokeniser(model)
+    sides = {"anchor": tokeniser.side("query", ""), "positive": tokeniser.side("document", "")}
+    return lambda role, texts: sides[role].tokenise(texts)[1].tolist()
+
+
+def _columns(rows: RowSet, role: str) -> str:
+    return f" ({', '.join(rows.columns[role])})" if rows.columns.get(role) else ""

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, SerializeAsAny, ValidationInfo
 
+from mixfluence.data.columns import Dialect, read_table
 from mixfluence.data.mining import MiningSection
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet
-from mixfluence.data.tables import Dialect, read_table
 from mixfluence.errors import DataError
 from mixfluence.losses import LOSSES, LossSection
 from mixfluence.schema import Count, PathLike, Section, WholeNumber, registered, short

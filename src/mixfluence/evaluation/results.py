@@ -1,20 +1,31 @@
-"""Per-query measures of trec_eval, and the files that keep them. Does not load torch, so that `compare` is fast."""
+"""Scores of test queries by trec_eval, ranks of dev queries, and the files that keep them.
+
+Ranks of dev queries come with their texts: examples for the report, which means cannot give. This module does not load
+torch, so that `compare` is fast.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
 import pytrec_eval
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from mixfluence.errors import DataError
 from mixfluence.files import write_text
 from mixfluence.runs import read_bytes
+
+if TYPE_CHECKING:
+    from sentence_transformers.base.model import BaseModel
+
+    from mixfluence.data.retrieval import RetrievalSet
 
 Parsed = TypeVar("Parsed")
 _SUFFIX = ".jsonl"
@@ -25,6 +36,8 @@ _TREC_NAMES = {
     "map@100": "map_cut_100",
 }
 MAX_GRADE = 10_000
+# Of texts of dev queries that are kept.
+MAX_CHARACTERS = 300
 MEASURES = tuple(_TREC_NAMES)
 """The reported measures. Shorter rankings are scored as they are: with 10 hits, recall@100 is recall@10."""
 
@@ -107,3 +120,73 @@ def read_rows(path: Path, parse: Callable[[Any], Parsed]) -> tuple[str, list[Par
     if not rows:
         raise DataError(f"{path}: contains no queries")
     return unquote(path.name.removesuffix(_SUFFIX)), rows
+
+
+@checked_dataclass(frozen=True)
+class DevQuery:
+    """One dev query, ranked against the positives of all ranked dev queries. Long texts are truncated.
+
+    Args:
+        positive: The relevant passage; of several the one with the best rank.
+        other: The passage with the best rank that is not relevant; empty if there is none.
+        rank: The rank of `positive`, from 1.
+        among: Number of passages ranked.
+        margin: The score of `positive` minus that of `other`; of dense models, of their cosines.
+    """
+
+    query: str
+    positive: str
+    other: str
+    rank: int
+    among: int
+    margin: FiniteFloat
+    ndcg: Annotated[float, Field(ge=0, le=1)]
+
+
+def rank_queries(model: BaseModel, task: RetrievalSet, *, batch_size: int = 64) -> list[DevQuery]:
+    """Rank all passages of a small task for each query. Every query must have a relevant passage.
+
+    A query whose relevant passages are not among those that a cross-encoder ranks is left out.
+    """
+    # Imported late: reading dev queries must not load torch.
+    from mixfluence.evaluation.search import search
+
+    scores, positions = search(model, task, len(task.docs), batch_size=batch_size)
+    # Scored by position, not by cosine, so that ties have the same order in NDCG as in the rank.
+    rankings = {
+        query: {task.doc_ids[doc]: -float(place) for place, doc in enumerate(best)}
+        for query, best in zip(task.query_ids, positions[:, :10].tolist(), strict=True)
+    }
+    ndcg = [measures["ndcg@10"] for measures in score_rankings(rankings, task.qrels, task.query_ids).values()]
+    ranked = zip(range(len(ndcg)), positions.tolist(), scores.tolist(), strict=True)
+    described = (_describe(task, query, order, cosines, ndcg[query]) for query, order, cosines in ranked)
+    return [query for query in described if query is not None]
+
+
+def write_dev_queries(dataset: str, queries: Sequence[DevQuery], folder: Path) -> Path:
+    """Write `<folder>/<dataset>.jsonl`, one line per query."""
+    return write_rows(map(asdict, queries), dataset, folder)
+
+
+def read_dev_queries(path: Path) -> tuple[str, list[DevQuery]]:
+    """Read a file of `write_dev_queries`: the name of the dev set and its queries."""
+    return read_rows(path, lambda row: DevQuery(**row))
+
+
+def _describe(
+    task: RetrievalSet, query: int, order: Sequence[int], cosines: Sequence[float], ndcg: float
+) -> DevQuery | None:
+    relevant = [task.doc_ids[doc] in task.qrels[task.query_ids[query]] for doc in order]
+    if True not in relevant:
+        return None
+    hit = relevant.index(True)
+    other, margin = "", 0.0
+    if False in relevant:
+        miss = relevant.index(False)
+        other, margin = _truncate(task.docs[order[miss]]), cosines[hit] - cosines[miss]
+    question, positive = _truncate(task.queries[query]), _truncate(task.docs[order[hit]])
+    return DevQuery(question, positive, other, hit + 1, len(order), margin, ndcg)
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS].rstrip()}…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 # Passage id -> score, best first.
 Ranking = dict[str, float]
+# Beyond this, the index of BM25 may not fit in memory, and encoding the corpus twice is not cheap.
+MAX_PASSAGES = 1_000_000
+# The constant of reciprocal rank fusion.
+FUSION = 60
 
 
 def evaluate(
@@ -61,6 +66,19 @@ def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
     meaningful for languages written without spaces. Passages that share no word with the query are not returned.
     """
     return _matching(build_rankings(task, search_bm25(task, k + 1), k))
+
+
+def fuse(*rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
+    """Return the reciprocal rank fusion of several rankings of the same queries."""
+    fused: dict[str, Ranking] = {}
+    for query in dict.fromkeys(query for ranking in rankings for query in ranking):
+        scores: Ranking = defaultdict(float)
+        for ranking in rankings:
+            hits = ranking.get(query, {})
+            for rank, doc in enumerate(sorted(hits, key=lambda doc: -hits[doc]), start=1):
+                scores[doc] += 1 / (FUSION + rank)
+        fused[query] = dict(scores)
+    return fused
 
 
 def _matching(rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:

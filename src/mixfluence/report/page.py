@@ -16,7 +16,7 @@ from statistics import fmean
 from string import Template
 
 from mixfluence.errors import DataError
-from mixfluence.evaluation.dev_queries import DevQuery
+from mixfluence.evaluation.results import DevQuery
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.report.compare import Comparison, all_contrasts, labelled, overview
 from mixfluence.report.curves import final_weights

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.display import MOST_DATASETS, NAME_WIDTH, duration, largest, mixture_table, printable
+from mixfluence.display import MOST_DATASETS, NAME_WIDTH, duration, facts_table, largest, mixture_table, printable
 from mixfluence.policy.arms import totals
 from mixfluence.report.curves import influence_unit, matrix, with_terms
 from mixfluence.report.figures import with_error
@@ -104,11 +103,8 @@ def read_status(path: Path, now: float | None = None) -> Status:
 def status_view(status: Status) -> Lines:
     """Return a status for the terminal; names are never interpreted as markup."""
     run, (measured, influence) = status.run, status.influence
-    facts = Table.grid(padding=(0, 3, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
     tested = ("model", f"{run.untrained}, tested without training")
-    for heading, text in [tested] if run.untrained else _facts(status):
-        facts.add_row(heading, Text(printable(text)))
+    facts = facts_table([tested] if run.untrained else _facts(status))
     state = status.state if status.silent is None else f"probably stopped while {status.state}"
     title = printable(f"{run.recipe.name}: {run.recipe.strategy.name}, {state}")
     parts: list[RenderableType] = [Text(title, "bold"), "", facts]

@@ -3,29 +3,20 @@
 docs/method-index.md lists where each differs from its paper, and why.
 """
 
-from mixfluence.strategies.aioli import Aioli as Aioli
-from mixfluence.strategies.base import FINAL as FINAL
-from mixfluence.strategies.base import Scoring as Scoring
-from mixfluence.strategies.base import Stage as Stage
-from mixfluence.strategies.base import StageResult as StageResult
-from mixfluence.strategies.base import Strategy as Strategy
-from mixfluence.strategies.chameleon import Chameleon as Chameleon
-from mixfluence.strategies.controls import Replay as Replay
-from mixfluence.strategies.controls import TargetOnly as TargetOnly
-from mixfluence.strategies.cooldown import Cooldown as Cooldown
-from mixfluence.strategies.crisp import CRISP as CRISP
-from mixfluence.strategies.doge import DoGE as DoGE
-from mixfluence.strategies.group_dro import TDRO as TDRO
-from mixfluence.strategies.group_dro import DoReMi as DoReMi
-from mixfluence.strategies.group_dro import GroupDRO as GroupDRO
-from mixfluence.strategies.inf_dds import InfDDS as InfDDS
-from mixfluence.strategies.merge import Merge as Merge
-from mixfluence.strategies.multidds import MultiDDS as MultiDDS
-from mixfluence.strategies.odm import ODM as ODM
-from mixfluence.strategies.regmix import RegMix as RegMix
-from mixfluence.strategies.static import Static as Static
+from mixfluence.strategies.aioli import Aioli
+from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
+from mixfluence.strategies.chameleon import Chameleon
+from mixfluence.strategies.controls import Replay, TargetOnly
+from mixfluence.strategies.crisp import CRISP
+from mixfluence.strategies.doge import DoGE
+from mixfluence.strategies.group_dro import TDRO, DoReMi, GroupDRO
+from mixfluence.strategies.inf_dds import InfDDS
+from mixfluence.strategies.merge import Merge
+from mixfluence.strategies.multidds import MultiDDS
+from mixfluence.strategies.odm import ODM
+from mixfluence.strategies.regmix import RegMix
+from mixfluence.strategies.static import Cooldown, Static
 
-# Names as recipes spell them. A new sampler is one module, its import and one line here.
 STRATEGIES: dict[str, type[Strategy]] = {
     "static": Static,
     "cooldown": Cooldown,

@@ -38,7 +38,6 @@ class Aioli(ArmStrategy):
     Cost per sweep: 0 training steps, and (datasets + 1) dev evaluations. Memory: 0 parameter sizes.
 
     Attributes:
-        init: The initial distribution.
         update_every: Steps from the start of a sweep to that of the next, more than a sweep takes.
         warmup_steps: Steps before the first sweep.
         block_steps: Steps of a block. With fewer, more of its gain is due to the momentum of the previous block.
@@ -52,6 +51,7 @@ class Aioli(ArmStrategy):
 
     title = "Aioli"
     needs_dev = True
+    saved = "gains", "dev_evals", "sweeps"
     name: Literal["aioli"] = "aioli"
     max_epochs: None = None
     init: InitialField = UNIFORM
@@ -121,14 +121,6 @@ class Aioli(ArmStrategy):
         columns = zip(measured.targets, measured.on_targets().T, strict=True)
         by_target = {target: self._named(column) for target, column in columns}
         return {"influence": self._named(values), "influence_on": by_target}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"gains": self._gains.tolist(), "dev_evals": list(self._dev_evals), "sweeps": self._sweeps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._gains = np.array(state["gains"])
-        self._dev_evals = list(state["dev_evals"])
-        self._sweeps = state["sweeps"]
 
     def _order(self) -> NDArray[np.int64]:
         # Every second sweep reverses the one before: effects of time alone, such as a falling loss, then cancel.

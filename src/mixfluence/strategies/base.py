@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -84,6 +85,7 @@ class Strategy(Section):
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
         learns_from_loss: Whether it is told the loss of every batch; see `observe`.
+        saved: Names of attributes, without their underscore, that a checkpoint keeps: vectors, numbers or lists.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
         max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
@@ -94,6 +96,7 @@ class Strategy(Section):
     needs_dev: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     learns_from_loss: ClassVar[bool] = False
+    saved: ClassVar[tuple[str, ...]] = ()
     own_negatives_only: ClassVar[bool] = False
     name: str = ""
     max_epochs: Positive | None = None
@@ -196,11 +199,9 @@ class Strategy(Section):
         return None
 
     def due(self, step: int, relative_rate: float) -> bool:
-        """Return whether datasets should be measured after a step.
+        """Return whether datasets should be measured after so many steps.
 
-        Args:
-            step: Steps trained.
-            relative_rate: Learning rate of the next step, divided by the maximum of the schedule.
+        `relative_rate` is the learning rate of the next step, divided by the maximum of the schedule.
         """
         return False
 
@@ -229,27 +230,41 @@ class Strategy(Section):
         """Use the loss of the batch that was just trained on, for a strategy with `learns_from_loss`."""
 
     def weigh(self, dataset: int, losses: Vector, reference: Vector) -> float:
-        """Return the factor of a batch's loss, in a stage trained against a reference.
+        """Return the factor of the loss of a dataset's batch, in a stage trained against a reference.
 
-        Args:
-            dataset: The dataset of the batch.
-            losses: Loss of each query.
-            reference: Loss of each query under the reference, on the same batch with the same negatives.
+        It is given the loss of each query, and that under the reference with the same negatives.
         """
         return 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, as JSON values."""
-        return {}
+        """Return the state that a resumed run needs, as JSON values: the `saved` attributes."""
+        return {name: _to_json(getattr(self, f"_{name}")) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; called after `start`."""
-        if state:
+        if state and not self.saved:
             raise ValueError(f"{type(self).__name__} keeps no state, found {sorted(state)}")
+        for name in self.saved:
+            setattr(self, f"_{name}", _from_json(state[name], getattr(self, f"_{name}")))
 
     def _with(self, **changes: Any) -> Self:
         """Return a copy with other settings and no state."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+
+def _to_json(value: Any) -> Any:
+    """Return an array as a list, with None for numbers that are not finite; a copy of other values."""
+    if not isinstance(value, np.ndarray):
+        return copy(value)
+    return [number if isfinite(number) else None for number in value.tolist()]
+
+
+def _from_json(value: Any, started: Any) -> Any:
+    """Return what `_to_json` was given: numbers that are not finite are as at the start."""
+    if not isinstance(started, np.ndarray):
+        return value
+    pairs = zip(value, started.tolist(), strict=True)
+    return np.array([before if now is None else now for now, before in pairs])
 
 
 def check_faiss() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mixfluence.policy import Vector, softmax
-from mixfluence.schema import Count, Positive
+from mixfluence.schema import Count
 from mixfluence.strategies.base import load_named_encoder
 from mixfluence.strategies.static import EmbeddingStrategy
 
@@ -35,7 +35,7 @@ class Chameleon(EmbeddingStrategy):
     `InfDDS` when there is one. It cannot tell a rare domain from noise.
 
     As published, embeddings are hidden states of a proxy model trained for it. Here they are those of a small encoder,
-    of unit length, so the ridge r is relative to the mean of the diagonal of K.
+    of unit length, so the ridge r is the mean of the diagonal of K.
 
     Cost: 0 training steps, and one forward pass of a small encoder over a sample of the rows. Memory: 0 parameter
     sizes.
@@ -43,16 +43,12 @@ class Chameleon(EmbeddingStrategy):
     Attributes:
         favour: `unique` datasets or `common` ones.
         rows: Rows of each dataset that are encoded, evenly spaced.
-        ridge: r as a multiple of the mean diagonal element of K; with a high one only the distance from the mean of
-            all datasets counts.
-        max_epochs: Most passes over any dataset.
     """
 
     title = "Chameleon"
     name: Literal["chameleon"] = "chameleon"
     favour: Literal["unique", "common"] = "unique"
     rows: Count = 2048
-    ridge: Positive = 1.0
 
     @property
     def start_label(self) -> str:
@@ -70,13 +66,13 @@ class Chameleon(EmbeddingStrategy):
         means = []
         for rows in mixture.values():
             means.append(embedder.vectors(rows.sample(self.rows)).astype(np.float64).mean(axis=0))
-        scores = leverage_scores(np.array(means), self.ridge)
+        scores = leverage_scores(np.array(means))
         logger.info("leverage: %s", ", ".join(f"{name} {s:.3f}" for name, s in zip(mixture, scores, strict=True)))
         found = dict(zip(mixture, leverage_weights(scores, self.favour).tolist(), strict=True))
         return Partition(mixture, found, {name: {name: size} for name, size in mixture.sizes.items()}, tuple(mixture))
 
 
-def leverage_scores(means: Vector, ridge: float) -> Vector:
+def leverage_scores(means: Vector) -> Vector:
     """Return the ridge leverage score of each dataset, summing to one, given its mean vector."""
     centred = means - means.mean(axis=0)
     kernel = centred @ centred.T
@@ -84,7 +80,7 @@ def leverage_scores(means: Vector, ridge: float) -> Vector:
     if scale == 0:
         return np.full(len(means), 1 / len(means))
     # Both are symmetric and have the same eigenvectors, so the order of the product does not matter.
-    scores = np.diag(np.linalg.solve(kernel + ridge * scale * np.eye(len(means)), kernel))
+    scores = np.diag(np.linalg.solve(kernel + scale * np.eye(len(means)), kernel))
     return np.asarray(scores / scores.sum())
 
 

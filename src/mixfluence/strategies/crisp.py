@@ -26,7 +26,7 @@ class CRISP(EmbeddingStrategy):
     The pool is divided into clusters before training, and each is drawn by its share of the dev rows; nothing changes
     during training. It compares texts, not what helps: prefer `InfDDS` when the useful rows need not look
     like the target, and `Static` when there are few dev rows or the pool has nothing like them. In a script, call
-    `mixfluence.partition` and train with `Static(init=Weights(found.weights))` on `found.mixture`.
+    `mixfluence.partition` with it and train with `Static(init=Weights(found.weights))` on `found.mixture`.
 
     Cost: 0 training steps, and one forward pass of the encoder over all rows before training.
     Memory: 0 parameter sizes.
@@ -69,8 +69,7 @@ class CRISP(EmbeddingStrategy):
 
         logger.info("clustering %d rows by %s", sum(mixture.sizes.values()), self.encoder or recipe.model.name)
         encoder = load_named_encoder(self.encoder, recipe)
-        settings = self.model_dump(include={"levels", "branching", "per", "texts", "smoothing"})
-        return partition(mixture, targets, encoder, **settings, least_rows=least_rows, seed=recipe.seed)
+        return partition(mixture, targets, encoder, self, least_rows=least_rows, seed=recipe.seed)
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
         check_faiss()

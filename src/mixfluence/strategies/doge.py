@@ -46,6 +46,7 @@ class DoGE(ArmStrategy):
 
     title = "DoGE"
     needs_dev = True
+    saved = "weights", "total", "updates"
     name: Literal["doge"] = "doge"
     init: InitialField = UNIFORM
     rounds: Annotated[int, Field(ge=1, le=2)] = 1
@@ -95,13 +96,6 @@ class DoGE(ArmStrategy):
             self._total = self._total + self._weights
             self._updates += 1
         return {"influence": scores.tolist()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weights": self._weights.tolist(), "total": self._total.tolist(), "updates": self._updates}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._weights, self._total = np.array(state["weights"]), np.array(state["total"])
-        self._updates = state["updates"]
 
     def _proxy(self, found: Mapping[str, float]) -> Strategy:
         return self._with(init=Weights(found) if found else self.init, max_epochs=None)

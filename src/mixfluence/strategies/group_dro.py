@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class GroupDRO(Strategy):
         max_epochs: Most passes over any dataset in the final run.
     """
 
+    saved = "log_alpha", "scores", "sum", "steps"
     init: InitialField = PROPORTIONAL
     reference_steps: Count | None = None
     proxy_steps: Count | None = None
@@ -102,17 +103,6 @@ class GroupDRO(Strategy):
         if np.isfinite(losses).all() and np.isfinite(reference).all():
             self._update(dataset, self.score(losses, reference))
         return float(self.alpha[dataset]) * len(self._log_alpha)
-
-    def state_dict(self) -> dict[str, Any]:
-        scores = [None if np.isnan(score) else score for score in self._scores.tolist()]
-        log_alpha, total = self._log_alpha.tolist(), self._sum.tolist()
-        return {"log_alpha": log_alpha, "scores": scores, "sum": total, "steps": self._steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._log_alpha[:] = state["log_alpha"]
-        self._scores[:] = [np.nan if score is None else score for score in state["scores"]]
-        self._sum[:] = state["sum"]
-        self._steps = state["steps"]
 
     def _update(self, dataset: int, score: float) -> None:
         count = len(self._log_alpha)

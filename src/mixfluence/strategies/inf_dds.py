@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
-from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule, Vector, logits_from_json, logits_to_json
+from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule, Vector
 from mixfluence.policy.arms import siblings
 from mixfluence.schema import BatchSize, NonNegative, Positive, Share, registered
 from mixfluence.strategies.logits import LogitStrategy
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # of inner steps but for BEIR (3), and a Reptile rate that vanishes if taken literally: see docs/method-index.md.
 _PAPER: dict[str, Any] = {
     "inner_steps": 3,
-    "rule": {"name": "gradient", "step": 0.02, "optimizer": "adam"},
+    "rule": {"name": "gradient", "step": 0.02},
     "reptile": {"rate": "relative", "weights": "softmax"},
     "shrink": False,
     "gate": False,
@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": "off"}
     # A dataset is measured in 14 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as
     # large: with 0.02 English could not fall below half of the batches, but the paper says that it drops a lot.
-    | {"rule": {"name": "gradient", "step": 0.2, "optimizer": "adam"}}
+    | {"rule": {"name": "gradient", "step": 0.2}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
     # Our defaults before version 0.2: level with those of now, at 1.7 times a static run instead of 1.25.
     "thorough": {"inner_steps": 3, "update_every": 50, "probe": {"state": "inherited", "dev_batch_size": 256}},
@@ -83,6 +83,7 @@ class InfDDS(LogitStrategy):
     """
 
     title = "Inf-DDS"
+    saved = "logits", "need", "unguarded"
     name: Literal["inf-dds"] = "inf-dds"
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr", "thorough"] | None = None
     budget: Positive | None = 0.25
@@ -168,19 +169,16 @@ class InfDDS(LogitStrategy):
         return {**facts, "gate": reward.gate, **guards}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict(), "need": self._need.tolist()}
-        if self.guard:
-            own |= {"guards": self._guards.state_dict(), "unguarded": logits_to_json(self._unguarded)}
-        return super().state_dict() | own
+        own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
+        guards = {"guards": self._guards.state_dict()} if self.guard else {}
+        return super().state_dict() | own | guards
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+        # Without guards, older checkpoints have the logits alone.
+        super().load_state_dict({"unguarded": state["logits"], **state})
         self.rule.load_state_dict(state["rule"])
         self._evidence.load_state_dict(state["evidence"])
-        self._need = np.array(state["need"])
-        self._unguarded = self._logits
         if self.guard:
-            self._unguarded = logits_from_json(state["unguarded"])
             self._guards.load_state_dict(state["guards"])
 
 

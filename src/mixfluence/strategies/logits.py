@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from mixfluence.policy import PROPORTIONAL, Arms, InitialField, Vector, lift, logits_from_json, logits_to_json, softmax
+from mixfluence.policy import PROPORTIONAL, Arms, InitialField, Vector, lift, softmax
 from mixfluence.schema import Count, Positive, Share, WholeNumber
 from mixfluence.strategies.base import Strategy, check_faiss, load_named_encoder
 
@@ -86,6 +86,7 @@ class LogitStrategy(ArmStrategy):
     """
 
     needs_dev = True
+    saved: ClassVar[tuple[str, ...]] = ("logits",)
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
     budget: Positive | None = None
@@ -138,12 +139,6 @@ class LogitStrategy(ArmStrategy):
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets whose logit can move: a weight of zero never changes."""
         return np.flatnonzero(np.isfinite(self._logits))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"logits": logits_to_json(self._logits)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._logits = logits_from_json(state["logits"])
 
 
 def growing_intervals(first: int, end: int, count: int, *, least: int) -> list[int]:

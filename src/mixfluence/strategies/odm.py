@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class ODM(ArmStrategy):
 
     title = "ODM"
     learns_from_loss = True
+    saved = "rewards", "batches"
     name: Literal["odm"] = "odm"
     init: InitialField = UNIFORM
     warmup_batches: WholeNumber = 25
@@ -70,14 +71,6 @@ class ODM(ArmStrategy):
         if math.isfinite(loss):
             # The first reward is taken as it is: an average that starts at 0 would take dozens of batches to recover.
             self._rewards[dataset] = reward if np.isnan(before) else self.memory * before + (1 - self.memory) * reward
-
-    def state_dict(self) -> dict[str, Any]:
-        rewards = [None if np.isnan(reward) else reward for reward in self._rewards.tolist()]
-        return {"rewards": rewards, "batches": self._batches}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rewards[:] = [np.nan if reward is None else reward for reward in state["rewards"]]
-        self._batches = state["batches"]
 
     def _exploration(self, batches: int) -> float:
         """Return the least probability of a dataset after some batches."""

@@ -24,7 +24,7 @@ from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, first_line
 from mixfluence.files import sync_folder, write_text
 from mixfluence.runs import MANIFEST_FILE, list_checkpoints, step_of
 from mixfluence.schema import short
@@ -161,8 +161,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         shutil.rmtree(path, ignore_errors=True)
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise OSError(f"{path}: could not be written ({reason})") from error
+        raise OSError(f"{path}: could not be written ({first_line(error)})") from error
 
 
 def _damage_of_files(checkpoint: Path) -> str | None:

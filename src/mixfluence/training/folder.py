@@ -17,11 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.data.preview import preview, token_counter
+from mixfluence.data.reading import preview, token_counter
 from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
-from mixfluence.evaluation.references import MAX_PASSAGES, fuse
-from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task, score_task
+from mixfluence.evaluation.retrieval import MAX_PASSAGES, evaluate, fuse, rank_bm25, rank_task, score_task
 from mixfluence.files import write_text
 from mixfluence.policy.initial import write_weights
 from mixfluence.recipe import Recipe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, singledispatch, wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -64,10 +64,9 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
         return cast(Tensor, self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels))
 
 
-@singledispatch
 def info_nce(
-    model: SentenceTransformer,
-    temperature: float = 0.02,
+    model: Any,
+    temperature: float | None = None,
     *,
     mini_batch_size: int | None = None,
     gather_across_devices: bool = False,
@@ -75,31 +74,34 @@ def info_nce(
     """Return InfoNCE over the scores of a model with in-batch and hard negatives.
 
     Scores are cosines, inner products of sparse vectors (SPLADE, with its FLOPS regularisation), MaxSim of
-    multi-vector encoders or logits of cross-encoders. The temperature of the last three is 1 by default.
+    multi-vector encoders or logits of cross-encoders, which compare the positive with a row's hard negatives and four
+    random passages of the batch.
 
     Args:
         model: The encoder.
-        temperature: Divides the scores. The paper uses 0.02, sentence-transformers defaults to 0.05.
+        temperature: Divides the scores; None for 0.02, as in the paper, of cosines, and for 1 of other scores.
         mini_batch_size: Encode this many texts at a time with cached gradients (GradCache): the same gradient with
             far less memory, about twice as slow. None encodes the batch at once.
         gather_across_devices: Also use the passages of other processes as negatives, with their gradient.
     """
-    kind: Any = PackedMultipleNegativesRankingLoss
-    if mini_batch_size is not None:
-        kind = partial(CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
-    return cast(nn.Module, kind(model, scale=1 / temperature, gather_across_devices=gather_across_devices))
-
-
-@info_nce.register(SparseEncoder)
-def _splade(
-    model: SparseEncoder,
-    temperature: float = 1.0,
-    *,
-    mini_batch_size: int | None = None,
-    gather_across_devices: bool = False,
-) -> nn.Module:
-    options = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
-    return regularised(model, sparse.SparseMultipleNegativesRankingLoss(model, **options), mini_batch_size)
+    if temperature is None:
+        temperature = 0.02 if isinstance(model, SentenceTransformer) else 1.0
+    options: dict[str, Any] = {"scale": 1 / temperature, "gather_across_devices": gather_across_devices}
+    match model:
+        case SparseEncoder():
+            return regularised(model, sparse.SparseMultipleNegativesRankingLoss(model, **options), mini_batch_size)
+        case MultiVectorEncoder():
+            whole, cached = (
+                multi_vector.MultiVectorMultipleNegativesRankingLoss,
+                multi_vector.CachedMultiVectorMultipleNegativesRankingLoss,
+            )
+        case CrossEncoder():
+            # Passages of other processes would have to be sent as texts, so that they are never gathered.
+            options = {"scale": 1 / temperature, "activation_fn": nn.Identity()}
+            whole, cached = reranking.MultipleNegativesRankingLoss, reranking.CachedMultipleNegativesRankingLoss
+        case _:
+            whole, cached = PackedMultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss
+    return cast(nn.Module, _in_pieces(whole, cached, mini_batch_size)(model, **options))
 
 
 def regularised(
@@ -107,53 +109,21 @@ def regularised(
 ) -> nn.Module:
     """Return a loss of sparse vectors with the FLOPS regularisation of SPLADE."""
     flops = flops or FlopsSection()
-    kind: Any = sparse.SpladeLoss
-    if mini_batch_size is not None:
-        kind = partial(sparse.CachedSpladeLoss, mini_batch_size=mini_batch_size)
     weights = {"query_regularizer_weight": flops.query, "document_regularizer_weight": flops.passage}
+    kind = _in_pieces(sparse.SpladeLoss, sparse.CachedSpladeLoss, mini_batch_size)
     return cast(nn.Module, kind(model, loss, **weights))
 
 
-@info_nce.register(MultiVectorEncoder)
-def _maxsim(
-    model: MultiVectorEncoder,
-    temperature: float = 1.0,
-    *,
-    mini_batch_size: int | None = None,
-    gather_across_devices: bool = False,
-) -> nn.Module:
-    kind: Any = multi_vector.MultiVectorMultipleNegativesRankingLoss
-    if mini_batch_size is not None:
-        cached = multi_vector.CachedMultiVectorMultipleNegativesRankingLoss
-        kind = partial(cached, mini_batch_size=mini_batch_size)
-    return cast(nn.Module, kind(model, scale=1 / temperature, gather_across_devices=gather_across_devices))
-
-
-@info_nce.register(CrossEncoder)
-def _rerank(
-    model: CrossEncoder,
-    temperature: float = 1.0,
-    *,
-    mini_batch_size: int | None = None,
-    gather_across_devices: bool = False,
-) -> nn.Module:
-    """Return the cross-entropy of the positive among a row's hard negatives and four random passages of the batch.
-
-    Passages of other processes would have to be sent as texts, so that they are never gathered.
-    """
-    kind: Any = reranking.MultipleNegativesRankingLoss
-    if mini_batch_size is not None:
-        kind = partial(reranking.CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
-    return cast(nn.Module, kind(model, scale=1 / temperature, activation_fn=nn.Identity()))
+def _in_pieces(whole: Any, cached: Any, mini_batch_size: int | None) -> Any:
+    """Return the class of a loss, or of its form with cached gradients if there is a size of mini-batches."""
+    return whole if mini_batch_size is None else partial(cached, mini_batch_size=mini_batch_size)
 
 
 def gist(model: SentenceTransformer, guide: str, margin: float, settings: LossSettings) -> nn.Module:
     """Return GISTEmbed's loss with a frozen guide."""
     frozen = load_encoder(guide, device=str(model.device)).eval().requires_grad_(False)
     temperature, mini_batch_size, gathered = settings
-    kind: Any = GISTEmbedLoss
-    if mini_batch_size is not None:
-        kind = partial(CachedGISTEmbedLoss, mini_batch_size=mini_batch_size)
+    kind = _in_pieces(GISTEmbedLoss, CachedGISTEmbedLoss, mini_batch_size)
     return cast(nn.Module, kind(model, frozen, temperature, margin=margin, gather_across_devices=gathered))
 
 
@@ -308,16 +278,10 @@ def group_losses(
     autocast: torch.dtype | None = None,
     gather_across_devices: bool = False,
 ) -> dict[str, nn.Module]:
-    """Return one loss per dataset for `MixtureTrainer`, with a common reference and strategy.
+    """Return one loss per dataset for `MixtureTrainer`, given the strategy and the datasets of that trainer, in order.
 
-    Args:
-        model: The encoder that is trained.
-        reference: A trained encoder with the same tokenizer; it is frozen.
-        strategy: The strategy of the same trainer.
-        names: The datasets, in the trainer's order.
-        temperature: Divides the cosines.
-        autocast: `torch.bfloat16` if the training argument `bf16` is on.
-        gather_across_devices: As for `info_nce`; only on several processes.
+    The reference is a trained encoder with the same tokenizer, and is frozen. `autocast` is `torch.bfloat16` if the
+    training argument `bf16` is on; `gather_across_devices` is that of `info_nce`, only on several processes.
     """
     if reference is model:
         raise RecipeError("reference: must not be the model that is trained")
