@@ -1,6 +1,6 @@
 """Ways to run our training step, switched every few steps of one run, so that all are timed on the same machine.
 
-    python benchmarks/variants.py --batch 128 --variants plain cast fill cast+fill
+python benchmarks/variants.py --batch 128 --variants plain cast fill cast+fill
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from graphs import graphed
 from side import SIZES, build_trainer, load_model, write_model
 from sizes import write_texts
 from transformers import TrainerCallback
@@ -44,7 +45,8 @@ def matrix_products(seconds: float = 1.0) -> None:
                 product(rows[: size(number)])
             launched = time.perf_counter() - started
             torch.cuda.synchronize()
-            print(f"{kind} of {name}: {1e6 * launched / 200:.1f} us to launch, {1e6 * (time.perf_counter() - started) / 200:.1f} in all")
+            whole = time.perf_counter() - started
+            print(f"{kind} of {name}: {1e6 * launched / 200:.1f} us to launch, {1e6 * whole / 200:.1f} in all")
 
 
 class Switch(TrainerCallback):  # type: ignore[misc]
@@ -65,6 +67,8 @@ class Switch(TrainerCallback):  # type: ignore[misc]
                 part.forward = forward
                 if "cast" in name:
                     cast_together(part)
+                if "graph" in name:
+                    part.forward = graphed(part.forward, part)
                 if "fill" in name:
                     part.forward = _compiled(part.forward, lambda function: function)
             self.forwards[name] = [part.forward for part in self.parts]
@@ -116,7 +120,8 @@ def main() -> None:
     for name, seconds in switch.seconds.items():
         mean = fmean(seconds[1:])
         print(
-            f"{options.model} batch {options.batch} {name:16} mean {1000 * mean:.2f} ms, median {1000 * median(seconds[1:]):.2f}, "
+            f"{options.model} batch {options.batch} {name:16} mean {1000 * mean:.2f} ms, "
+            f"median {1000 * median(seconds[1:]):.2f}, "
             f"{mean / first:.3f} of the first; blocks {' '.join(f'{1000 * s:.1f}' for s in seconds)}"
         )
 
