@@ -85,9 +85,8 @@ def graphed(forward: Forward, part: nn.Module) -> Forward:
     def call(**inputs: Any) -> Any:
         if "cu_seq_lens_q" not in inputs or not (torch.is_grad_enabled() and inputs["input_ids"].is_cuda):
             return forward(**inputs)
-        filled = fill_up(inputs) | {"max_length_q": LONGEST, "max_length_k": LONGEST}
+        filled = fill_up(inputs) | {"max_length_q": LONGEST}
         tensors = {name: value for name, value in filled.items() if isinstance(value, Tensor)}
-        tensors["cu_seq_lens_k"] = tensors["cu_seq_lens_q"]
         rest = {name: value for name, value in filled.items() if name not in tensors}
         key = tuple((name, tuple(value.shape)) for name, value in tensors.items())
         if key not in graphs:

@@ -83,7 +83,8 @@ class Packing:
         longest = -(-int(lengths.max()) // LENGTH_STEP) * LENGTH_STEP
         return {
             **{name: torch.from_numpy(values)[None] for name, values in tokens.items()},
-            **_bounds(torch.from_numpy(bounds.astype(np.int32)), longest),
+            "cu_seq_lens_q": torch.from_numpy(bounds.astype(np.int32)),
+            "max_length_q": longest,
             **{name: value for name, value in layout.constants.items() if name not in SIDES},
         }
 
@@ -257,11 +258,7 @@ def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in inputs.items() if name != "seq_idx"}
     for name in kept.keys() & {"input_ids", "token_type_ids", "position_ids"}:
         kept[name] = F.pad(kept[name], (0, missing))
-    return kept | _bounds(bounds, max(inputs["max_length_q"], -(-missing // FILLERS)))
-
-
-def _bounds(bounds: Tensor, longest: int) -> dict[str, Any]:
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return kept | {"cu_seq_lens_q": bounds, "max_length_q": max(inputs["max_length_q"], -(-missing // FILLERS))}
 
 
 def filled_size(tokens: int) -> int:
