@@ -9,7 +9,6 @@ size runs without a graph and gives what its graph would.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,8 +31,8 @@ logger = logging.getLogger(__name__)
 FILLERS = 64
 # A batch is filled up by at most 1/8 of its size.
 FINENESS = 8
-# Graphs of one encoder that are kept, the least recently used forgotten first.
-MOST_GRAPHS = 8
+# Graphs of one encoder, each with memory of its own for inputs and output; other shapes run without.
+MOST_GRAPHS = 24
 # Share of the device's memory that graphs and batches without them may need together.
 MOST_MEMORY = 0.8
 # What an encoder may return; a graph returns the first.
@@ -147,7 +146,7 @@ class Graphs:
         self._weights = [weight for weight in part.parameters() if weight.requires_grad]
         self._gradients: Tensor | None = None
         self._seen: set[str] = set()
-        self._graphs: OrderedDict[str, Graph] = OrderedDict()
+        self._graphs: dict[str, Graph] = {}
         self._pending: Callable[[], object | None] = lambda: None
         self._failed = False
 
@@ -172,22 +171,16 @@ class Graphs:
         """Return the graph for inputs of this shape, from the second time on."""
         shapes = {name: value.shape if isinstance(value, Tensor) else value for name, value in inputs.items()}
         key = f"{half} {shapes}"
-        if key not in self._seen:
-            self._seen.add(key)
+        if self._pending() is not None:
             return None
-        if self._failed or self._pending() is not None:
-            return None
-        if key not in self._graphs:
+        if key in self._seen - self._graphs.keys() and len(self._graphs) < MOST_GRAPHS and not self._failed:
             try:
                 self._graphs[key] = self._build(half, inputs)
             except RuntimeError as error:
-                logger.info("no CUDA graphs: %s", error)
+                logger.info("no more CUDA graphs: %s", error)
                 self._failed = True
-                return None
-            if len(self._graphs) > MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
-        return self._graphs[key]
+        self._seen.add(key)
+        return self._graphs.get(key)
 
     def _build(self, half: torch.dtype | None, inputs: dict[str, Any]) -> Graph:
         """Return a graph; raise RuntimeError if a pass need not be the same kernels each time."""
