@@ -334,9 +334,9 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         num_negatives: Hard negatives per row, or by dataset. None uses as many as every row of the dataset has.
         batch_sizes: Rows per batch and process of some datasets by name; others have that of `args`.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
-            by rounding only.
-        compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
-            encoders up to twice as fast, which pays off after some thousand steps.
+            by rounding only. In one process on a GPU, packed sequences train by CUDA graphs where the model allows it.
+        compiled: Compile the transformer for packed sequences, which takes half a minute. It pays off for small
+            encoders after some thousand steps.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
         columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
