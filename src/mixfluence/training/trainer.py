@@ -291,9 +291,7 @@ class MixtureMixin(ShardedMixin):
             packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
             option = "packing" if self.packing else "compiled"
-            raise RecipeError(
-                f"{option}: needs packed sequences (default on a GPU), a dense model and a loss for them"
-            )
+            raise RecipeError(f"{option}: needs packed sequences (default on a GPU), a dense model and a fitting loss")
         if self.compiled:
             compile_encoder(self.model)
         elif packing and self.args.device.type == "cuda":
