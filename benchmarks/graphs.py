@@ -71,7 +71,7 @@ def kept(owner: Any, method: str) -> list[Any]:
 
 def train(way: str, side: str, name: str, texts: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Train a new model by one way."""
-    trainer_module.graph_encoder = WAYS[way]
+    vars(trainer_module)["graph_encoder"] = WAYS[way]
     torch.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

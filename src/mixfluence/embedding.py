@@ -97,7 +97,9 @@ def _batches(lengths: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int
 
 def place(batch: Any, device: torch.device) -> Any:
     """Copy a batch to a device; without pinned memory, the processor would first wait for what the device does."""
-    return send_to_device(pin_memory(batch) if device.type == "cuda" else batch, device, non_blocking=True)
+    if device.type == "cuda":
+        batch = pin_memory(batch)  # type: ignore[no-untyped-call]
+    return send_to_device(batch, device, non_blocking=True)
 
 
 def shape_free_attention() -> AbstractContextManager[None]:

@@ -79,8 +79,8 @@ def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in inputs.items() if name != "seq_idx"}
     for name in kept.keys() & {"input_ids", "token_type_ids", "position_ids"}:
         kept[name] = F.pad(kept[name], (0, missing))
-    filler = -(-missing // FILLERS // LENGTH_STEP) * LENGTH_STEP
-    return kept | {"cu_seq_lens_q": bounds, "max_length_q": max(inputs["max_length_q"], filler)}
+    longest = max(inputs["max_length_q"], -(-missing // FILLERS))
+    return kept | {"cu_seq_lens_q": bounds, "max_length_q": -(-longest // LENGTH_STEP) * LENGTH_STEP}
 
 
 def filled_size(tokens: int) -> int:
@@ -113,7 +113,7 @@ class CudaGraphs:
         if 2 * peak - torch.cuda.memory_allocated() > MOST_MEMORY * total:
             raise RuntimeError(f"a batch needs {peak / 2**30:.0f} GiB, too much for two")
         mode = torch.cuda.get_sync_debug_mode()
-        stream: Any = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             try:
@@ -160,7 +160,8 @@ class Graphs:
         waiting = Waiting()
         self._pending = ref(waiting)
         tensors = [inputs[name] for name in graph.inputs]
-        return BaseModelOutput(last_hidden_state=_Replay.apply(graph, waiting, tensors, *self._weights))
+        hidden = _Replay.apply(graph, waiting, tensors, *self._weights)  # type: ignore[no-untyped-call]
+        return BaseModelOutput(last_hidden_state=hidden)
 
     def _encode(self, half: torch.dtype | None, **inputs: Any) -> Any:
         # Without the weights that autocast has cast before: a graph has to cast them each time.
@@ -230,15 +231,20 @@ class Graph:
         assert self._live is not None
         found = torch.autograd.grad(self._live, self._weights, self.gradient, allow_unused=True)
         self._used = [own is not None for own in found]
-        places = _unflatten_dense_tensors(self._gradients, self._weights)
+        places = _views(self._gradients, self._weights)
         pairs = [(place, own) for place, own in zip(places, found, strict=True) if own is not None]
         torch._foreach_copy_([place for place, _ in pairs], [own for _, own in pairs])
         self._live = None
 
     def gradients(self) -> list[Tensor | None]:
         """Return copies of the gradients, which the next pass overwrites."""
-        own = _unflatten_dense_tensors(self._gradients.clone(), self._weights)
+        own = _views(self._gradients.clone(), self._weights)
         return [gradient if used else None for gradient, used in zip(own, self._used, strict=True)]
+
+
+def _views(flat: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return parts of an array in the shapes of tensors."""
+    return tuple(_unflatten_dense_tensors(flat, tensors))  # type: ignore[no-untyped-call]
 
 
 class Waiting:
@@ -255,7 +261,7 @@ class _Replay(torch.autograd.Function):
         return graph.output.view_as(graph.output)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         ctx.graph.gradient.copy_(gradient)
         ctx.graph.backward()

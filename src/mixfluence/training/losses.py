@@ -69,7 +69,8 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
             return cast(Tensor, super().compute_loss_from_embeddings(embeddings, labels))
         queries, *passages = embeddings
         scores = self.similarity_fct(queries, torch.cat(passages)) * self.scale
-        return -(scores.diagonal() - torch.logsumexp(scores, dim=1)).mean()
+        loss: Tensor = -(scores.diagonal() - torch.logsumexp(scores, dim=1)).mean()
+        return loss
 
 
 @singledispatch

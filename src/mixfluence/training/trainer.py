@@ -294,7 +294,7 @@ class MixtureMixin(ShardedMixin):
             raise RecipeError(f"{option}: needs packed sequences (default on a GPU), a dense model and a fitting loss")
         if self.compiled:
             compile_encoder(self.model)
-        elif packing and self.args.device.type == "cuda":
+        elif packing and self.args.device.type == "cuda" and not self.args.torch_compile:
             graph_encoder(self.model, CudaGraphs if self.args.world_size == 1 else None)
         return packing
 
