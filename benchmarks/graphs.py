@@ -26,11 +26,21 @@ from transformers import TrainerCallback
 from mixfluence.runs import read_trace
 from mixfluence.training import trainer as trainer_module
 from mixfluence.training.graphs import graph_encoder
+from mixfluence.training.packing import transformers_in
+
+
+def compile_and_graph(model: Any, capture: Any) -> None:
+    """Capture fused kernels in our graphs, in place of the graphs of torch.compile."""
+    for part in transformers_in(model):
+        part.forward = torch.compile(part.forward, dynamic=True)
+    graph_encoder(model, capture)
+
 
 WAYS: dict[str, Callable[..., None]] = {
     "kernels": lambda model, capture: None,
     "filled": lambda model, capture: graph_encoder(model, None),
     "graphs": graph_encoder,
+    "compiled": compile_and_graph,
 }
 COMPARED = 30  # steps
 
@@ -118,6 +128,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=list(SIZES), default=["minilm", "bert-base"])
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=["filled", "graphs", "kernels"])
     parser.add_argument("--sides", nargs="*", default=["static", "inf-dds"])
+    parser.add_argument("--times", type=int, default=2, help="how often the static side of each way is measured")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--uncounted", type=int, default=30)
@@ -134,7 +145,7 @@ def main() -> None:
             write_model(SIZES[name], options.folder / name, tiny=options.tiny)
             for side in options.sides:
                 runs: list[dict[str, Any]] = []
-                for way in options.ways * (2 if side == "static" else 1):
+                for way in options.ways * options.times if side == "static" else options.ways:
                     runs.append(train(way, side, name, texts, options))
                     filled = [run for run in runs[:-1] if run["way"] == "filled"]
                     report(runs[-1], filled[0] if filled else None)
@@ -147,8 +158,7 @@ def main() -> None:
                     else means,
                     flush=True,
                 )
-            first = next(run for run in runs if run["way"] == "graphs")
-            print("losses by graphs:", " ".join(f"{loss:.4f}" for loss in first["losses"]), flush=True)
+            print(f"losses ({runs[-1]['way']}):", " ".join(f"{loss:.4f}" for loss in runs[-1]["losses"]), flush=True)
 
 
 if __name__ == "__main__":
