@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -73,12 +72,12 @@ def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
     """Append dummy sequences of zeros to a packed batch, up to one of a few sizes."""
     tokens = inputs["input_ids"].shape[1]
     missing = filled_size(tokens) - tokens
-    bounds = inputs["cu_seq_lens_q"]
-    added = torch.arange(1, FILLERS + 1, dtype=torch.int64, device=bounds.device) * missing // FILLERS
-    bounds = torch.cat([bounds, (added + tokens).to(bounds.dtype)])
+    bounds, ids = inputs["cu_seq_lens_q"], inputs["input_ids"]
+    ends = torch.arange(1, FILLERS + 1, dtype=bounds.dtype, device=bounds.device) * missing // FILLERS + tokens
+    bounds, zeros = torch.cat([bounds, ends]), ids.new_zeros(1, missing)
     kept = {name: value for name, value in inputs.items() if name != "seq_idx"}
     for name in kept.keys() & {"input_ids", "token_type_ids", "position_ids"}:
-        kept[name] = F.pad(kept[name], (0, missing))
+        kept[name] = torch.cat([kept[name], zeros], dim=1)
     longest = max(inputs["max_length_q"], -(-missing // FILLERS))
     return kept | {"cu_seq_lens_q": bounds, "max_length_q": -(-longest // LENGTH_STEP) * LENGTH_STEP}
 
