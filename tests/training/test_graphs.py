@@ -3,7 +3,8 @@
 - A batch is filled up by texts of at least one token and no more than an eighth of it, to one of few sizes.
 - Embeddings and gradients stay what they were: compiled, where the whole transformer is traced as one for all sizes at
   once, and by graphs, whose first batch of a size runs without one. Padded texts run as before.
-- A run by graphs, with dropout, accumulated gradients and probes, is bitwise the run on filled batches without graphs.
+- A run by graphs, with dropout, accumulated gradients and probes, is bitwise the run on filled batches without graphs,
+  and so is a resumed one, which captures its graphs at other steps.
 - A pass that waits for its backward pass is not overwritten by another, and there are few graphs.
 - An encoder that cannot be captured runs without graphs and is the same as before.
 - After training the model has its own code again. Where texts are padded, compiling is refused.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.influence import embed_columns
 from mixfluence.training import graphs
 from mixfluence.training.graphs import FILLERS, compile_encoder, fill_up, filled_size, graph_encoder
-from mixfluence.training.packing import preserve_forward, transformers_in
+from mixfluence.training.packing import Packing, preserve_forward, transformers_in
 from tests.training.runs import arguments, build, pool
 from tests.training.test_batches import mixture_rows
 from tests.training.test_packing import columns_of, learn, without_dropout
@@ -115,29 +117,51 @@ def test_embeddings_and_gradients_stay_what_they_were(way: str, tiny_bert: Sente
     assert repeating.repeated == (2 if way == "graphs" else 0)
 
 
-@pytest.mark.parametrize(("probing", "bf16"), [(False, True), (True, False)])
-def test_a_run_by_graphs_is_a_run_without_them(
-    probing: bool, bf16: bool, tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    repeating = Repeating()
-    for number, capture in enumerate([None, repeating]):
+@pytest.fixture
+def train_by(
+    tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[torch.Tensor, Path]]:
+    """Trains a new model on filled batches, by graphs if given; returns its weights and the folder."""
+
+    def train(capture: Repeating | None, *, probing: bool = False, resume: Path | None = None, **options: Any) -> Any:
         model = SentenceTransformer(str(tiny_bert_folder), device="cpu")
         parts = transformers_in(model)
 
-        def learn_and_graph(model: SentenceTransformer, *_: object, capture: Repeating | None = capture) -> object:
+        def learn_and_graph(*_: object) -> Packing | None:
             packing = learn(model, mixture_rows(model))
             graph_encoder(model, capture)  # on a CPU, the trainer would leave packed batches as they are
             return packing
 
         monkeypatch.setattr("mixfluence.training.trainer.learn_packing", learn_and_graph)
-        args = arguments(tmp_path / str(number), bf16=bf16, max_steps=8, gradient_accumulation_steps=2)
+        folder = resume.parent if resume else tmp_path / str(len(list(tmp_path.iterdir())))
         strategy = InfDDS(init=UNIFORM, warmup_steps=2, update_every=2) if probing else Static(init=UNIFORM)
-        build(model, args, packing=True, strategy=strategy, dev_dataset=pool() if probing else None).train()
+        args = arguments(folder, **{"max_steps": 8, **options})
+        trainer = build(model, args, packing=True, strategy=strategy, dev_dataset=pool() if probing else None)
+        trainer.train(resume_from_checkpoint=resume)
         assert [part.forward.__func__ for part in parts] == [type(part).forward for part in parts]
-        found.append(torch.cat([parameter.detach().ravel() for parameter in model.parameters()]))
+        return torch.cat([parameter.detach().ravel() for parameter in model.parameters()]), folder
+
+    return train
+
+
+@pytest.mark.parametrize(("probing", "bf16"), [(False, True), (True, False)])
+def test_a_run_by_graphs_is_a_run_without_them(
+    probing: bool, bf16: bool, train_by: Callable[..., tuple[torch.Tensor, Path]]
+) -> None:
+    repeating = Repeating()
+    options = {"probing": probing, "bf16": bf16, "gradient_accumulation_steps": 2}
+    plain, _ = train_by(None, **options)
+    by_graphs, _ = train_by(repeating, **options)
     assert repeating.repeated > 2 * repeating.captured > 0
-    assert torch.equal(*found)
+    assert torch.equal(by_graphs, plain)
+
+
+def test_a_resumed_run_captures_later_and_is_the_same(train_by: Callable[..., tuple[torch.Tensor, Path]]) -> None:
+    whole, resumed = Repeating(), Repeating()
+    uninterrupted, folder = train_by(whole, save_strategy="steps", save_steps=5)
+    again, _ = train_by(resumed, save_strategy="steps", save_steps=5, resume=folder / "checkpoint-5")
+    assert 0 < resumed.repeated < whole.repeated - 1
+    assert torch.equal(again, uninterrupted)
 
 
 def test_a_pass_that_waits_is_not_overwritten(tiny_bert: SentenceTransformer) -> None:

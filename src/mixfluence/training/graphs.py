@@ -9,6 +9,7 @@ size runs without a graph and gives what its graph would.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -114,7 +115,8 @@ class CudaGraphs:
         mode = torch.cuda.get_sync_debug_mode()
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it does not find all that waits
             try:
                 torch.cuda.set_sync_debug_mode("error")
                 forward()
