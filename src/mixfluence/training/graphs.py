@@ -108,11 +108,11 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, forward: Work, backward: Work) -> tuple[Work, Work]:
-        """Return what repeats the two; raise RuntimeError if they wait for the device or memory might run out."""
+        """Return what repeats the two; raise RuntimeError if memory might run out or they need the processor."""
         peak, total = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties().total_memory
         if 2 * peak - torch.cuda.memory_allocated() > MOST_MEMORY * total:
             raise RuntimeError(f"a batch needs {peak / 2**30:.0f} GiB, too much for two")
-        mode = torch.cuda.get_sync_debug_mode()
+        mode, drawn = torch.cuda.get_sync_debug_mode(), torch.get_rng_state()
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), warnings.catch_warnings():
@@ -124,6 +124,8 @@ class CudaGraphs:
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(stream)
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise RuntimeError("the encoder draws random numbers on the processor")
         return self._record(forward), self._record(backward)
 
     def _record(self, work: Work) -> Work:

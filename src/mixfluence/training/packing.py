@@ -62,9 +62,9 @@ class Packing:
         """Return the model's input for these texts, under the names that sentence-transformers' modules know."""
         lengths = np.array([len(ids) for ids in texts], np.int64)
         bounds = np.concatenate([[0], lengths.cumsum()])
-        positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths) + self.first_position
+        positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - self.first_position, lengths)
         tokens = {
-            "input_ids": np.concatenate(texts).astype(np.int64),
+            "input_ids": np.concatenate(texts, dtype=np.int64),
             "position_ids": positions,
             "seq_idx": np.repeat(np.arange(len(texts)), lengths),
             **{name: np.zeros_like(positions) for name in layout.zeros},
