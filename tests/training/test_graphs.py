@@ -6,6 +6,7 @@
 - A run by graphs, with dropout, accumulated gradients and probes, is bitwise the run on filled batches without graphs,
   and so is a resumed one, which captures its graphs at other steps.
 - A pass that waits for its backward pass is not overwritten by another, and there are few graphs.
+- Batches of much arithmetic are not filled up.
 - An encoder that cannot be captured runs without graphs and is the same as before.
 - After training the model has its own code again. Where texts are padded, compiling is refused.
 """
@@ -196,6 +197,16 @@ def test_there_are_few_graphs(tiny_bert: SentenceTransformer, monkeypatch: pytes
     for batch in [columns, columns[:1]] * 3:
         torch.autograd.backward(torch.cat(embed_columns(model, batch)).sum())
     assert (repeating.captured, repeating.repeated) == (1, 2)
+
+
+def test_large_batches_are_left_as_they_are(
+    train_by: Callable[..., tuple[torch.Tensor, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "LARGEST_PRODUCT", 1)
+    monkeypatch.setattr(graphs, "fill_up", None)
+    repeating = Repeating()
+    train_by(repeating)
+    assert repeating.captured == 0
 
 
 @pytest.mark.parametrize("obstacle", ["hooks", "checkpointing", "capture"])

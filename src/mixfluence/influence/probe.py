@@ -157,7 +157,7 @@ class FrozenAdam:
         for group in self._optimizer.param_groups:
             decay = group["betas"][1]
             for live in _slices(p for p in group["params"] if p.grad is not None and p in self._counts):
-                gradients = [local(p.grad) for p in live]
+                gradients = [local(p.grad) for p in live if p.grad is not None]
                 squares = [local(self._optimizer.state[p]["exp_avg_sq"]) for p in live]
                 # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
                 # embedding of an unseen token, would otherwise be divided by zero.

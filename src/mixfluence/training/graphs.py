@@ -2,8 +2,9 @@
 
 Small encoders spend most of their time launching kernels. A CUDA graph launches them at once. It has a fixed size, so
 batches are filled up with dummy sequences to one of a few sizes; without graphs too, because torch takes much longer
-to launch matrix products of sizes that it has not seen. Numbers depend on the filled size alone: the first batch of a
-size runs without a graph and gives what its graph would.
+to launch matrix products of sizes that it has not seen. Batches whose kernels take longer than launching them are left
+as they are. Numbers depend on the filled size alone: the first batch of a size runs without a graph and gives what its
+graph would.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 from weakref import ref
 
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 FILLERS = 64
 # A batch is filled up by at most 1/8 of its size.
 FINENESS = 8
+# Multiplications of an average matrix product whose kernels, on an H200, take as long as launching them.
+LARGEST_PRODUCT = 2**34
 # Graphs of one encoder, each with memory of its own for inputs and output; other shapes run without.
 MOST_GRAPHS = 24
 # Share of the device's memory that graphs and batches without them may need together.
@@ -51,16 +55,18 @@ def compile_encoder(model: nn.Module, compiler: Compiler = GRAPHS) -> None:
     """Compile the transformers of a model for packed sequences; padded ones run uncompiled."""
     for part in _outermost(model):
         # sentence-transformers calls `forward` itself, which `Module.compile` does not replace.
-        part.forward = _filled(part.forward, compiler(part.forward))
+        part.forward = _filled(part.forward, compiler(part.forward), inf)
 
 
 def graph_encoder(model: nn.Module, capture: Callable[[], Capture] | None) -> None:
-    """Fill up batches for the transformers of a model, and train them by graphs if there is a way to capture them.
+    """Fill up small batches for the transformers of a model, and train on them by graphs if there is a way to capture.
 
     There should be none on several processes: they exchange gradients while others are still computed.
     """
     for part in _outermost(model):
-        part.forward = _filled(part.forward, Graphs(part, capture()) if capture else part.forward)
+        products = [layer.weight.numel() for layer in part.modules() if isinstance(layer, nn.Linear)]
+        most = LARGEST_PRODUCT * len(products) / sum(products) if products else 0
+        part.forward = _filled(part.forward, Graphs(part, capture()) if capture else part.forward, most)
 
 
 def _outermost(model: nn.Module) -> list[PreTrainedModel]:
@@ -90,9 +96,11 @@ def filled_size(tokens: int) -> int:
     return -(-least // step) * step
 
 
-def _filled(forward: Forward, run: Forward) -> Forward:
+def _filled(forward: Forward, run: Forward, most: float) -> Forward:
+    """Return a forward pass that runs packed sequences of at most so many tokens by `run`."""
+
     def call(**inputs: Any) -> Any:
-        if "cu_seq_lens_q" not in inputs:
+        if "cu_seq_lens_q" not in inputs or filled_size(inputs["input_ids"].shape[1]) > most:
             return forward(**inputs)
         output = run(**fill_up(inputs))
         output["last_hidden_state"] = output["last_hidden_state"][:, : inputs["input_ids"].shape[1]]

@@ -332,7 +332,7 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         num_negatives: Hard negatives per row, or by dataset. None uses as many as every row of the dataset has.
         batch_sizes: Rows per batch and process of some datasets by name; others have that of `args`.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
-            by rounding only. In one process on a GPU, packed sequences train by CUDA graphs where the model allows it.
+            by rounding only. In one process, small batches of packed sequences train by CUDA graphs.
         compiled: Compile the transformer for packed sequences, which takes half a minute. It pays off for small
             encoders after some thousand steps.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
