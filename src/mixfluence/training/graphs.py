@@ -117,7 +117,7 @@ class CudaGraphs:
 
     def __call__(self, forward: Work, backward: Work) -> tuple[Work, Work]:
         """Return what repeats the two; raise RuntimeError if memory might run out or they need the processor."""
-        peak, total = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties().total_memory
+        peak, (_, total) = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
         if 2 * peak - torch.cuda.memory_allocated() > MOST_MEMORY * total:
             raise RuntimeError(f"a batch needs {peak / 2**30:.0f} GiB, too much for two")
         mode, drawn = torch.cuda.get_sync_debug_mode(), torch.get_rng_state()
