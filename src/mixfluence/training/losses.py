@@ -65,7 +65,7 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
         """Return the loss; without looking scores up by indices, whose gradients a GPU has to sort."""
-        if self.gather_across_devices or self.hardness_mode or tuple(self.directions) != ("query_to_doc",):
+        if self.gather_across_devices or self.hardness_mode or self.directions != ("query_to_doc",):
             return cast(Tensor, super().compute_loss_from_embeddings(embeddings, labels))
         queries, *passages = embeddings
         scores = self.similarity_fct(queries, torch.cat(passages)) * self.scale
