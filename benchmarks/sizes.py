@@ -31,7 +31,7 @@ from side import SIZES, syllables, whole_words
 
 SIDE = str(Path(__file__).with_name("side.py"))
 DEFAULT = ["minilm", "bert-base", "bert-large", "qwen3-0.6b"]
-SIDES = ["stock 0", "stock 4", "stock 8", "stock flash 8", "static", "inf-dds"]
+SIDES = ["stock 0", "stock 4", "stock 8", "stock flash 0", "stock flash 8", "static", "inf-dds"]
 COMPILED = ["stock compiled 8", "static compiled"]
 DATASETS = 7
 
@@ -163,7 +163,7 @@ def show(job: Job, found: dict[str, Any]) -> str:
         return f"{name} failed: {found['error']}"
     return (
         f"{name} {found['ms']:8.1f} ms (median {found['median_ms']:.1f}) {found['tokens_per_second']:10,.0f} tokens/s "
-        f"{found['of_measured_peak']:6.1%} of the measured peak {found['memory']:6.2f} GiB"
+        f"{found['of_peak']:6.1%} of the bf16 peak {found['memory']:6.2f} GiB"
         + (f", a round {found['round']:.3f} s" if found["round"] else "")
         + (", packed" if found["packed"] else "")
         + f"; {found['wall']:.0f} s"

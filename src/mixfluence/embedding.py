@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.util import batch_to_device, truncate_embeddings
+from sentence_transformers.util import truncate_embeddings
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from mixfluence.data.tokenize import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
@@ -78,7 +80,7 @@ class TextEncoder:
             for places in track(batches, "encoding", console=console, transient=True, disable=not show_progress):
                 features = texts.layout.features(texts.token_ids(places))
                 options = {"task": features["task"]} if isinstance(model, MultiVectorEncoder) else {}
-                yield places, model(batch_to_device(features, model.device), **options)
+                yield places, model(place(features, model.device), **options)
 
 
 def _batches(lengths: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
@@ -91,6 +93,13 @@ def _batches(lengths: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int
         batches.append(order[start : start + int(batch_size * times)])
         start += len(batches[-1])
     return batches
+
+
+def place(batch: Any, device: torch.device) -> Any:
+    """Copy a batch to a device; without pinned memory, the processor would first wait for what the device does."""
+    if device.type == "cuda":
+        batch = pin_memory(batch)  # type: ignore[no-untyped-call]
+    return send_to_device(batch, device, non_blocking=True)
 
 
 def shape_free_attention() -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.optimization import Adafactor
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence import refuse_without_moments
+from mixfluence.influence import probe, refuse_without_moments
 from mixfluence.influence.probe import FrozenAdam
 
 
@@ -50,8 +50,10 @@ def by_hand(parameter: Tensor, square: Tensor, count: int, rate: float, decay: f
     return parameter.detach() - rate * parameter.grad / ((with_own / (1 - decay ** (count + 1))).sqrt() + epsilon)
 
 
-def test_every_step_is_adams_next_from_second_moments_as_they_are() -> None:
-    live = parameters(4, 3)
+@pytest.mark.parametrize("most", [1, 2**26], ids=["one by one", "together"])
+def test_every_step_is_adams_next_from_second_moments_as_they_are(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SLICE", most)
+    live = parameters(4, 3, 2)
     optimizer = trained(live)
     stepper = FrozenAdam(optimizer)
     for seed in (7, 8):
@@ -59,7 +61,7 @@ def test_every_step_is_adams_next_from_second_moments_as_they_are() -> None:
         squares = [optimizer.state[parameter]["exp_avg_sq"] for parameter in live]
         expected = [
             by_hand(live[0], squares[0], 3, 0.1, 0.999, 1e-8),
-            by_hand(live[1], squares[1], 3, 0.01, 0.99, 1e-3),
+            *(by_hand(live[i], squares[i], 3, 0.01, 0.99, 1e-3) for i in (1, 2)),
         ]
         stepper.step()
         for parameter, wanted in zip(live, expected, strict=True):

@@ -3,6 +3,7 @@
 - Every loss trains through a recipe. A run that probes without acting on it is, to the last bit, the run that does
   not, and a resumed run is the run that was not stopped; also if training sets differ in their settings.
 - A loss, a batch size, a number of hard negatives and prompts of one training set apply to it alone, in probes too.
+- InfoNCE and its gradients are those of sentence-transformers to the last bit.
 - Scores of a model are divided by the temperature in every loss, the teacher's are not.
 - What does not fit the model or the rows is refused before training.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MarginMSELoss
+from sentence_transformers.sentence_transformer.losses import MarginMSELoss, MultipleNegativesRankingLoss
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import TrainerCallback
@@ -35,7 +36,7 @@ from mixfluence.recipe import Recipe, SelectionSection
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_run
 from mixfluence.strategies import FINAL, InfDDS, Stage, Static, Strategy
-from mixfluence.training.losses import LossSettings, build_loss, info_nce
+from mixfluence.training.losses import LossSettings, PackedMultipleNegativesRankingLoss, build_loss, info_nce
 from mixfluence.training.trainer import MixtureMixin
 from tests.recipes import small_recipe
 from tests.training.runs import arguments, build, pool
@@ -258,6 +259,18 @@ def test_the_temperature_divides_the_scores_of_the_model_alone(tiny_bert: Senten
     else:
         expected = F.kl_div(scores.log_softmax(1), teacher.softmax(1), reduction="batchmean")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"directions": ("query_to_doc", "doc_to_doc")}], ids=["plain", "directions"])
+def test_info_nce_is_that_of_the_library_to_the_last_bit(options: dict[str, Any]) -> None:
+    columns = [torch.randn(9, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    found = []
+    for kind in MultipleNegativesRankingLoss, PackedMultipleNegativesRankingLoss:
+        own = [column.clone().requires_grad_() for column in columns]
+        loss = kind(None, scale=50.0, **options).compute_loss_from_embeddings(own, None)
+        found.append([loss.detach(), *torch.autograd.grad(loss, own)])
+    for theirs, ours in zip(*found, strict=True):
+        assert torch.equal(theirs, ours)
 
 
 def test_a_matryoshka_loss_is_the_weighted_sum_over_dimensions(tiny_bert: SentenceTransformer) -> None:

@@ -53,12 +53,11 @@ class TokenLayout:
             ids = torch.from_numpy(flat.astype(np.int64))
             return {"input_ids": ids, "offsets": torch.from_numpy(offsets), **self.constants}
         width = int(lengths.max(initial=self.expansion["length"] if self.expansion else 0))
-        matrix = np.full((len(texts), width), self.pad_id, np.int64)
-        mask = np.zeros((len(texts), width), np.int64)
-        for row, text in enumerate(texts):
-            place = slice(width - len(text), width) if self.pad_left else slice(0, len(text))
-            matrix[row, place] = text
-            mask[row, place] = 1
+        places = np.arange(width)[::-1] if self.pad_left else np.arange(width)
+        real = places < lengths[:, None]
+        matrix, mask = np.full(real.shape, self.pad_id, np.int64), real.astype(np.int64)
+        # Rows are filled one after another, as the texts are concatenated.
+        matrix[real] = np.concatenate([np.empty(0, np.int32), *texts])
         added = {}
         if self.expansion:
             filled = (mask == 0) & (np.arange(width) < self.expansion["length"])

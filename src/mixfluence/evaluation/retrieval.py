@@ -95,10 +95,13 @@ def build_rankings(task: RetrievalSet, hits: Hits, k: int) -> dict[str, Ranking]
     rankings: dict[str, Ranking] = {}
     removed = 0
     for query, scores, positions in zip(task.query_ids, hits[0].tolist(), hits[1].tolist(), strict=True):
-        found = {task.doc_ids[i]: score for i, score in zip(positions, scores, strict=True)}
-        if task.qrels.get(query, {}).get(query, 0) <= 0:
-            removed += found.pop(query, None) is not None
-        rankings[query] = dict(list(found.items())[:k])
+        found = dict(zip(map(task.doc_ids.__getitem__, positions), scores, strict=True))
+        if query in found and task.qrels.get(query, {}).get(query, 0) <= 0:
+            del found[query]
+            removed += 1
+        while len(found) > k:
+            found.popitem()
+        rankings[query] = found
     if removed:
         logger.info("%s: removed %d hits with the id of their query", task.name, removed)
     return rankings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import inf, sqrt
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,9 @@ from mixfluence.influence.scoring import DevBatch
 from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.shards import local, release
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
+
+# Weights that a momentum-free step moves at once.
+SLICE = 2**26
 
 
 class Prober:
@@ -146,8 +149,8 @@ class FrozenAdam:
         known = {p: state for p, state in optimizer.state.items() if "exp_avg_sq" in state and "step" in state}
         if not known:
             raise RecipeError("momentum-free probes need an optimizer that has taken a step")
-        # Left on the device, to avoid synchronising with it.
-        counts = torch.stack([local(torch.as_tensor(state["step"])).double() for state in known.values()]).unbind()
+        # Waiting for the device once is cheaper than several kernels for each parameter at every step.
+        counts = torch.stack([local(torch.as_tensor(state["step"])) for state in known.values()]).tolist()
         self._counts = dict(zip(known, counts, strict=True))
 
     @torch.no_grad()
@@ -155,20 +158,29 @@ class FrozenAdam:
         """Update every parameter that has a gradient."""
         for group in self._optimizer.param_groups:
             decay = group["betas"][1]
-            live = [p for p in group["params"] if p.grad is not None and p in self._counts]
-            if not live:
-                continue
-            gradients = [local(p.grad) for p in live]
-            squares = [local(self._optimizer.state[p]["exp_avg_sq"]) for p in live]
-            unbias = [(1 - decay ** (1 + self._counts[p])).sqrt() for p in live]
-            # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
-            # embedding of an unseen token, would otherwise be divided by zero.
-            roots = torch._foreach_mul(squares, decay)
-            torch._foreach_addcmul_(roots, gradients, gradients, value=1 - decay)
-            torch._foreach_sqrt_(roots)
-            torch._foreach_div_(roots, unbias)
-            torch._foreach_add_(roots, group["eps"])
-            torch._foreach_addcdiv_([local(p) for p in live], gradients, roots, value=-float(group["lr"]))
+            for live in _slices(p for p in group["params"] if p.grad is not None and p in self._counts):
+                gradients = [local(p.grad) for p in live if p.grad is not None]
+                squares = [local(self._optimizer.state[p]["exp_avg_sq"]) for p in live]
+                # As in Adam, the gradient is part of its own second moment: a weight without one so far, such as the
+                # embedding of an unseen token, would otherwise be divided by zero.
+                roots = torch._foreach_mul(squares, decay)
+                torch._foreach_addcmul_(roots, gradients, gradients, value=1 - decay)
+                torch._foreach_sqrt_(roots)
+                torch._foreach_div_(roots, [sqrt(1 - decay ** (1 + self._counts[p])) for p in live])
+                torch._foreach_add_(roots, group["eps"])
+                torch._foreach_addcdiv_([local(p) for p in live], gradients, roots, value=-float(group["lr"]))
+
+
+def _slices(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield parameters in lists of limited size: a step needs memory for the roots of one list."""
+    part: list[Tensor] = []
+    for parameter in parameters:
+        if part and sum(local(own).numel() for own in (*part, parameter)) > SLICE:
+            yield part
+            part = []
+        part.append(parameter)
+    if part:
+        yield part
 
 
 @contextmanager

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Features = dict[str, Any]
-# Inputs of packed columns by their names in transformers: concatenated, maximised, and all that joining combines.
+# Inputs of packed columns by their names in transformers: concatenated, and all that joining combines.
 TOKENS = ("input_ids", "position_ids", "token_type_ids")
-LONGEST = ("max_length_q", "max_length_k")
-COMBINED = {*TOKENS, *LONGEST, "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"}
+COMBINED = {*TOKENS, "max_length_q", "cu_seq_lens_q", "seq_idx"}
 # Passages of other rows that a cross-encoder compares with each query: all of them would be a forward pass per pair.
 OTHER_ROWS = 8
 
@@ -163,6 +162,6 @@ def _join_columns(columns: Sequence[Features]) -> Features:
         numbers.append(column["seq_idx"] + texts)
         tokens += column["input_ids"].shape[1]
         texts += len(column["cu_seq_lens_q"]) - 1
-    joined["seq_idx"] = torch.cat(numbers, dim=1)
-    joined["cu_seq_lens_q"] = joined["cu_seq_lens_k"] = torch.cat(bounds)
-    return joined | {name: max(column[name] for column in columns) for name in LONGEST}
+    joined["seq_idx"], joined["cu_seq_lens_q"] = torch.cat(numbers, dim=1), torch.cat(bounds)
+    joined["max_length_q"] = max(column["max_length_q"] for column in columns)
+    return joined

@@ -61,7 +61,16 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
         columns = list(sentence_features)
         if not packed(columns[0]):
             return cast(Tensor, super().forward(columns, labels))
-        return cast(Tensor, self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels))
+        return self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
+        """Return the loss; without looking scores up by indices, whose gradients a GPU has to sort."""
+        if self.gather_across_devices or self.hardness_mode or self.directions != ("query_to_doc",):
+            return cast(Tensor, super().compute_loss_from_embeddings(embeddings, labels))
+        queries, *passages = embeddings
+        scores = self.similarity_fct(queries, torch.cat(passages)) * self.scale
+        loss: Tensor = -(scores.diagonal() - torch.logsumexp(scores, dim=1)).mean()
+        return loss
 
 
 def info_nce(

@@ -1,10 +1,7 @@
-"""Sequences packed without padding, and encoders compiled for them.
+"""Sequences packed without padding.
 
 sentence-transformers packs sequences if flash-attn is installed (`unpad_inputs`); here torch's own kernel is enough.
 Whether a model computes the same embeddings either way is tested on rows of the run: its class does not tell.
-
-Small encoders spend most of their time launching kernels. A CUDA graph launches them at once but has a fixed size, so
-compiled batches are filled up with dummy sequences to one of a few sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,20 +34,13 @@ ATTENTION = "mixfluence_packed"
 PADDED_ONLY = ("softcap", "position_bias", "s_aux")
 # Features that distinguish queries from documents, which are packed together.
 SIDES = ("task", "prompt_length")
-# Maximum lengths are rounded up to a multiple of this, so that compiled code sees few of them.
+# Maximum lengths are rounded up to a multiple of this, so that graphs see few of them.
 LENGTH_STEP = 64
 # Largest 1 - cosine of two embeddings that rounding explains: in fp32, and in half precision.
 TOLERANCE, HALF_TOLERANCE = 1e-6, 1e-3
-# Dummy sequences per compiled batch, enough to keep each of them short.
-FILLERS = 64
-# A compiled batch is filled up by at most 1/8 of its size.
-FINENESS = 8
 
 # Queries, keys and values.
 Heads = tuple[Tensor, Tensor, Tensor]
-Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-# One compilation for all sizes, one graph for each.
-GRAPHS: Compiler = partial(torch.compile, dynamic=True, mode="reduce-overhead")
 
 
 class Sight(NamedTuple):
@@ -73,9 +62,9 @@ class Packing:
         """Return the model's input for these texts, under the names that sentence-transformers' modules know."""
         lengths = np.array([len(ids) for ids in texts], np.int64)
         bounds = np.concatenate([[0], lengths.cumsum()])
-        positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths) + self.first_position
+        positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - self.first_position, lengths)
         tokens = {
-            "input_ids": np.concatenate(texts).astype(np.int64),
+            "input_ids": np.concatenate(texts, dtype=np.int64),
             "position_ids": positions,
             "seq_idx": np.repeat(np.arange(len(texts)), lengths),
             **{name: np.zeros_like(positions) for name in layout.zeros},
@@ -83,7 +72,8 @@ class Packing:
         longest = -(-int(lengths.max()) // LENGTH_STEP) * LENGTH_STEP
         return {
             **{name: torch.from_numpy(values)[None] for name, values in tokens.items()},
-            **_bounds(torch.from_numpy(bounds.astype(np.int32)), longest),
+            "cu_seq_lens_q": torch.from_numpy(bounds.astype(np.int32)),
+            "max_length_q": longest,
             **{name: value for name, value in layout.constants.items() if name not in SIDES},
         }
 
@@ -225,50 +215,6 @@ def _mask(attention_mask: Tensor | None = None, **options: Any) -> Tensor | None
     """Return no mask for packed sequences, which are separated by their bounds."""
     mask: Tensor | None = None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **options)
     return mask
-
-
-def compile_encoder(model: nn.Module, compiler: Compiler = GRAPHS) -> None:
-    """Compile the transformers of a model for packed sequences; padded ones run uncompiled."""
-    for part in transformers_in(model):
-        # sentence-transformers calls `forward` itself, which `Module.compile` does not replace.
-        part.forward = _compiled(part.forward, compiler)
-
-
-def _compiled(forward: Callable[..., Any], compiler: Compiler) -> Callable[..., Any]:
-    fast = compiler(forward)
-
-    def call(**inputs: Any) -> Any:
-        if "cu_seq_lens_q" not in inputs:
-            return forward(**inputs)
-        output = fast(**fill_up(inputs))
-        output["last_hidden_state"] = output["last_hidden_state"][:, : inputs["input_ids"].shape[1]]
-        return output
-
-    return call
-
-
-def fill_up(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Append dummy sequences of zeros to a packed batch, up to one of a few sizes."""
-    tokens = inputs["input_ids"].shape[1]
-    missing = filled_size(tokens) - tokens
-    bounds = inputs["cu_seq_lens_q"]
-    added = torch.arange(1, FILLERS + 1, dtype=torch.int64, device=bounds.device) * missing // FILLERS
-    bounds = torch.cat([bounds, (added + tokens).to(bounds.dtype)])
-    kept = {name: value for name, value in inputs.items() if name != "seq_idx"}
-    for name in kept.keys() & {"input_ids", "token_type_ids", "position_ids"}:
-        kept[name] = F.pad(kept[name], (0, missing))
-    return kept | _bounds(bounds, max(inputs["max_length_q"], -(-missing // FILLERS)))
-
-
-def _bounds(bounds: Tensor, longest: int) -> dict[str, Any]:
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-
-
-def filled_size(tokens: int) -> int:
-    """Return the smallest of the allowed sizes, about eight per doubling, that holds the tokens and the fillers."""
-    least = tokens + FILLERS
-    step = max(1 << (least.bit_length() - 1), FINENESS) // FINENESS
-    return -(-least // step) * step
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

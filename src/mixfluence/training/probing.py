@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast, reduce, send_to_device
+from accelerate.utils import broadcast, reduce
 from torch import Tensor, nn
 
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.embedding import place
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import (
     DevBatch,
@@ -269,7 +270,7 @@ class TrainerLearner:
 
     def place(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch on the trainer's device."""
-        return cast(dict[str, Any], send_to_device(batch, self._trainer.args.device, non_blocking=True))
+        return cast(dict[str, Any], place(batch, self._trainer.args.device))
 
     @contextmanager
     def detached(self) -> Iterator[None]:

@@ -219,7 +219,9 @@ def shard(rows: Rows, rank: int, world: int) -> Rows:
 def _any_conflict(keys: NDArray[np.uint64]) -> bool:
     """Return whether a text occurs twice, at least once as an anchor or a positive."""
     answers = np.sort(keys[:, :2], axis=None)
-    return bool((answers[1:] == answers[:-1]).any() or np.isin(keys[:, 2:], answers).any())
+    found = (answers[1:] == answers[:-1]).any()
+    # `isin` sorts the answers again even if there are no negatives to look for.
+    return bool(found or (keys.shape[1] > 2 and np.isin(keys[:, 2:], answers).any()))
 
 
 def _rows_to_read(count: int, found: int) -> int:

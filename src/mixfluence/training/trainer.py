@@ -51,8 +51,9 @@ from mixfluence.training.batches import (
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
 from mixfluence.training.folder import list_mixture
+from mixfluence.training.graphs import CudaGraphs, compile_encoder, graph_encoder
 from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
-from mixfluence.training.packing import Packing, compile_encoder, learn_packing, preserve_forward
+from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
 from mixfluence.training.sharded import ShardedMixin
@@ -283,18 +284,18 @@ class MixtureMixin(ShardedMixin):
         return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
-        packing = None
-        losses = self.loss.values() if isinstance(self.loss, dict) else [self.loss]
+        packing, losses = None, self.loss.values() if isinstance(self.loss, dict) else [self.loss]
         possible = self.can_pack and not any(has_part(loss, *GUIDED) for loss in losses)
         if possible and (self.args.device.type == "cuda" if self.packing is None else self.packing):
             some = rows.batch(0, np.arange(min(4, self.mixture.sizes[next(iter(self.mixture))])))
             packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
             option = "packing" if self.packing else "compiled"
-            needs = "a dense model and a loss that allow them"
-            raise RecipeError(f"{option}: needs packed sequences, by default on a GPU, and {needs}")
+            raise RecipeError(f"{option}: needs packed sequences (default on a GPU), a dense model and a fitting loss")
         if self.compiled:
             compile_encoder(self.model)
+        elif packing and self.args.device.type == "cuda" and not self.args.torch_compile:
+            graph_encoder(self.model, CudaGraphs if self.args.world_size == 1 else None)
         return packing
 
     def _check_learning_rates(self) -> None:
@@ -331,9 +332,9 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         num_negatives: Hard negatives per row, or by dataset. None uses as many as every row of the dataset has.
         batch_sizes: Rows per batch and process of some datasets by name; others have that of `args`.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
-            by rounding only.
-        compiled: Compile the transformer for packed sequences. It takes half a minute at the start and makes small
-            encoders up to twice as fast, which pays off after some thousand steps.
+            by rounding only. In one process, small batches of packed sequences train by CUDA graphs.
+        compiled: Compile the transformer for packed sequences, which takes half a minute. It pays off for small
+            encoders after some thousand steps.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
         columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
