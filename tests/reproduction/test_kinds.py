@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mixfluence.recipe_yaml import find_recipe, load_recipe
-from reproduction.kinds import KINDS, METHODS, RATES, best_rates, final_jobs, rate_jobs, recipe_of, tables
+from reproduction.kinds import HARD_DEV, KINDS, METHODS, RATES, best_rates, final_jobs, rate_jobs, recipe_of, tables
 
 
 def line(stage: str, method: str, kind: str, seed: int, score: float, **own: Any) -> dict[str, Any]:
@@ -23,11 +23,9 @@ def test_methods_of_a_kind_differ_in_their_sampler_only(tmp_path: Path, kind: st
     for name in names:
         (tmp_path / "english" / name).mkdir(parents=True)
     options = Namespace(data=tmp_path, model="minilm", steps=40, set=[])
-    uniform, guided = (
-        recipe_of({"rate": 1e-4, **job}, tmp_path, options)
-        for job in final_jobs([kind], 1)
-        if job["method"] in METHODS
-    )
+    jobs = {job["method"]: {"rate": 1e-4, **job} for job in final_jobs([kind], 1) if job["method"] in METHODS}
+    assert (HARD_DEV in jobs) == (kind == "reranker")
+    uniform, guided = (recipe_of(jobs[method], tmp_path, options) for method in ("uniform", "inf-dds"))
     assert (uniform.model.kind, list(uniform.dev), list(uniform.test)) == (kind, ["covidqa"], ["covidqa"])
     assert {*uniform.train} == {*names}
     assert guided.strategy.name == "inf-dds"
