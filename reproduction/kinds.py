@@ -30,7 +30,7 @@ from reproduction.workers import Job, read_lines, run_jobs
 
 RESULTS = FOLDER / "kinds" / "runs.jsonl"
 TARGET = "covidqa"
-# A cross-encoder is tested on what BM25 ranks high. With the last method the dev rows that guide it have such passages.
+# A cross-encoder is tested on what BM25 ranks high. By the last method, dev rows that guide it have such passages too.
 HARD_DEV, NEGATIVES = "inf-dds, BM25's passages in dev", {"negatives": {"mine": 8, "filter": "bm25"}}
 METHODS: dict[str, Job] = {
     "uniform": UNIFORM,
