@@ -167,7 +167,7 @@ def token_counter(model: BaseModel) -> Count:
     from mixfluence.data.tokenize import Tokeniser
 
     if isinstance(model, CrossEncoder):  # which truncates pairs
-        return lambda role, texts: [len(ids) for ids in model.tokenizer(texts)["input_ids"]]
+        return lambda role, texts: [len(ids) for ids in model.tokenizer(texts, verbose=False)["input_ids"]]
     tokeniser = Tokeniser(model)
     sides = {"anchor": tokeniser.side("query", ""), "positive": tokeniser.side("document", "")}
     return lambda role, texts: sides[role].tokenise(texts)[1].tolist()
