@@ -261,9 +261,11 @@ def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Pat
 
     first = load_recipe(recipe_path, [MERGE, "train=[big]"])
     experiment.run(first)
-    again = MERGE.replace("{", f"{{experts: {first.output}, ")
+    # Without a number of their own, added experts have the steps of those that are used again.
+    again = MERGE.replace("expert_steps: 8", f"experts: {first.output}")
     counting = Counting()
     second = load_recipe(recipe_path, [again, f"output={tmp_path}/second"])
+    assert [stage.step_cost for stage in plan_run(second).stages[:2]] == [0, 1]
     experiment.run(second, callbacks=[counting])
     assert counting.steps == 8
     theirs, ours = (parameters(recipe.output / "stages" / "expert-big") for recipe in (first, second))
@@ -274,9 +276,16 @@ def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Pat
     third = load_recipe(recipe_path, [again.replace("/run,", "/second,"), "train=[small]", f"output={tmp_path}/third"])
     experiment.run(third, callbacks=[counting])
     assert counting.steps == 8
-    changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", f"output={tmp_path}/fourth"])
-    with pytest.raises(RecipeError, match=r"expert-big.*training"):
-        experiment.run(changed)
+    # What cannot be used again is refused by the plan, and before the expert that is missing is trained.
+    other = [f"output={tmp_path}/fourth", "train=[small, big]"]
+    changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", *other])
+    for refuse in (plan_run, experiment.run):
+        with pytest.raises(RecipeError, match=r"expert-big.*training"):
+            refuse(changed)
+    assert not (tmp_path / "fourth" / "stages").exists()
+    nothing = load_recipe(recipe_path, [again.replace("/run,", "/absent,"), *other])
+    with pytest.raises(RecipeError, match="absent: has no finished expert-small or expert-big"):
+        experiment.run(nothing)
 
 
 @pytest.mark.slow

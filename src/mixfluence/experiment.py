@@ -32,7 +32,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, check_reuse, copy_stage, merge_scorer
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
@@ -97,6 +97,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
             divided = divide(recipe, data.train, _targets(recipe, data), resume=resume)
         pool = replace(data, train=divided.mixture, sources=divided.sources, found=divided.weights)
     *searches, final = recipe.strategy.stages(recipe)
+    if not resume:
+        check_reuse(recipe, searches)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
         _finish_stage(recipe, stage, pool, inputs, callbacks, resume=resume)
@@ -159,9 +161,9 @@ def _finish_stage(
     folder = stage_folder(recipe.output, stage.name)
     if resume and (folder / runs.RECORD_FILE).exists():
         return
-    if stage.reuse and (stage.reuse / runs.RECORD_FILE).exists():
+    if stage.reuse and stage.reused:
         if PartialState().is_main_process:
-            reuse_stage(recipe, stage, stage.reuse, folder)
+            copy_stage(stage.reuse, folder)
         PartialState().wait_for_everyone()
         return
     logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)

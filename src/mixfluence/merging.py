@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -27,7 +26,7 @@ from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import TokenTable
 from mixfluence.embedding import TextEncoder
-from mixfluence.encoders import kind_of, load_encoder
+from mixfluence.encoders import is_linear, kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
 from mixfluence.evaluation.search import full_float32, tokenised_sides
@@ -143,7 +142,7 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
     The vectors of a static embedding are linear in its parameters: each model encodes the texts once, and merges add
     vectors.
     """
-    if not _is_linear(merger.model):
+    if not is_linear(merger.model):
 
         def encode_merged(weights: Vector) -> dict[str, float]:
             merger.merge(weights.tolist())
@@ -161,11 +160,6 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
         return scorer.score([normalize(torch.tensordot(shares.to(s), s, dims=1), dim=-1) for s in stacks])
 
     return add_encoded
-
-
-def _is_linear(model: BaseModel) -> bool:
-    dense = isinstance(model, SentenceTransformer)
-    return dense and len(model) == 1 and isinstance(model[0], StaticEmbedding)
 
 
 @dataclass(frozen=True)
@@ -293,8 +287,18 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
     return found
 
 
-def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
-    """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
+def check_reuse(recipe: Recipe, stages: Iterable[Stage]) -> None:
+    """Refuse finished stages of an earlier run that were trained in another way, and a run that has none of them."""
+    earlier = {stage: stage.reuse for stage in stages if stage.reuse}
+    if earlier and not any(stage.reused for stage in earlier):
+        run = next(iter(earlier.values())).parents[1]
+        raise RecipeError(f"{run}: has no finished {' or '.join(stage.name for stage in earlier)} to be used again")
+    for stage, folder in earlier.items():
+        if stage.reused:
+            _check_same(recipe, stage, folder)
+
+
+def _check_same(recipe: Recipe, stage: Stage, earlier: Path) -> None:
     before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
     compared: dict[str, tuple[Any, ...]] = {
         key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap", "select")
@@ -310,6 +314,10 @@ def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> No
         compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
     if different := [key for key, (old, new) in compared.items() if old != new]:
         raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
+
+
+def copy_stage(earlier: Path, folder: Path) -> None:
+    """Copy a finished stage of an earlier run into a folder."""
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
     # Last, because it marks the stage as finished.
     shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)

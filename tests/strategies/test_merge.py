@@ -7,11 +7,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from mixfluence.build import stage_recipe
 from mixfluence.errors import RecipeError
+from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM, Vector
 from mixfluence.strategies.merge import Merge, search_simplex
 from tests.recipes import small_recipe
@@ -84,6 +87,16 @@ def test_every_dataset_has_an_expert() -> None:
     assert expert.weights().tolist() == [0, 1]
     soup = small_recipe(strategy={"name": "merge", "soup": True, "expert_steps": 7})
     assert [stage.steps for stage in soup.strategy.stages(soup)] == [7, 7, 1]
+
+
+def test_a_plan_counts_an_encoding_per_merge_but_of_a_linear_model_one_per_expert(tiny_bert_folder: Path) -> None:
+    sizes = {"train": {name: {"published": {"rows": 100}} for name in "ab"}, "dev": {"a": {"published": {"rows": 50}}}}
+    costs = []
+    for model in ("wordllama", str(tiny_bert_folder)):
+        final = plan_run(small_recipe(strategy="merge", model={"name": model}, **sizes)).stages[-1]
+        costs.append(final.cost)
+    # 50 queries and 500 passages, two to a row of a batch of 8, at a third of a training step.
+    assert costs == pytest.approx([3 * 550 / 16 / 3, 100 * 550 / 16 / 3])
 
 
 def test_experts_are_of_one_kind() -> None:

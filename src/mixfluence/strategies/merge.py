@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Initial, InitialField, Vector, Weights
-from mixfluence.runs import STAGES_FOLDER
+from mixfluence.runs import RECORD_FILE, STAGES_FOLDER, read_record
 from mixfluence.schema import Count, PathLike, Share
 from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
 from mixfluence.strategies.crisp import CRISP
@@ -45,7 +45,8 @@ class Merge(Strategy):
     in CPU memory if the device has no room.
 
     Attributes:
-        expert_steps: Steps of each expert; by default they share the steps of the run evenly.
+        expert_steps: Steps of each expert; by default as many as those of `experts`, or else they share the steps of
+            the run evenly.
         experts: Run folder of an earlier merge. Its experts are used again, so that only those of added datasets are
             trained; model, data and training must be the same.
         branching: Train an expert per cluster of the pool, so many in all, in place of one per dataset.
@@ -123,7 +124,7 @@ class Merge(Strategy):
             drawn = {name: partial(_mixture, init) for name, init in self.mixtures.items()}
         else:
             drawn = {name: partial(_mixture, _only(name, recipe.train)) for name in recipe.train}
-        steps = self.expert_steps or max(1, recipe.training.steps // len(drawn))
+        steps = self.expert_steps or self._earlier_steps() or max(1, recipe.training.steps // len(drawn))
         names = {name: f"expert-{quote(name, safe='')}" for name in drawn}
         earlier = {name: self.experts / STAGES_FOLDER / names[name] for name in names} if self.experts else {}
         experts = [Stage(names[name], steps, drawn[name], reuse=earlier.get(name)) for name in names]
@@ -131,6 +132,10 @@ class Merge(Strategy):
             FINAL, 1 if self.soup else self.evaluations, lambda found: Static(init=Weights(found)), merges=True
         )
         return [*experts, final]
+
+    def _earlier_steps(self) -> int | None:
+        records = sorted((self.experts / STAGES_FOLDER).glob(f"*/{RECORD_FILE}")) if self.experts else []
+        return int(read_record(records[0])["steps"]) if records else None
 
     def conclude(
         self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
