@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,13 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
     page = render_page([read_run(recipe.output), read_run(again.output)])
     assert "Merge" in page
     assert "Stage expert-small" in page
+    assert "Stage final: mixture that each merge stands for" in page
+    # The start and all experts evenly were tried, and none of them is better.
+    note = run.record["notes"][-1]
+    assert note in page
+    best, *others = (float(number) for number in re.findall(r"(0\.\d{4})(?:,|$)", note.rpartition(":")[2]))
+    assert len(others) == 2
+    assert best >= max(others)
 
 
 @pytest.mark.slow

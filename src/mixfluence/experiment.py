@@ -28,6 +28,7 @@ from mixfluence.data.preview import lengths, preview, token_counter
 from mixfluence.data.reading import Data, read_data
 from mixfluence.data.rows import RowSet
 from mixfluence.display import counted
+from mixfluence.encoders import is_linear
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
@@ -114,7 +115,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
     if final.merges:
-        trained = _merge(recipe, final, pool, inputs, {name: record["found"] for name, record in records.items()})
+        trained, note = _merge(recipe, final, pool, inputs, {name: own["found"] for name, own in records.items()})
+        notes = [*notes, note]
     else:
         trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
     trainer = trained.trainer
@@ -196,8 +198,8 @@ def _train(
 
 def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
-) -> Trained:
-    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
+) -> tuple[Trained, str]:
+    """Merge the models of earlier stages, given their mixtures, by the best weights; save and describe the result."""
     folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
@@ -214,9 +216,11 @@ def _merge(
     trainer.strategy.start(trainer.mixture.sizes)
     trainer.get_train_dataloader()
     trainer.state.global_step = best.evaluations
-    probing = probing_cost(folder / runs.TRACE_FILE)
+    encodings = merger.models if is_linear(merger.model) else best.evaluations
+    probing = probing_cost(folder / runs.TRACE_FILE) | {"encodings": encodings}
     _save_model(recipe, trainer, folder)
-    return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
+    seconds = watch.seconds | {"train": 0.0, "probe": probing["seconds"]}
+    return Trained(trainer, seconds, probing, best.step), best.note
 
 
 def _prepare(

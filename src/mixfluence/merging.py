@@ -172,6 +172,7 @@ class Merged:
         score: Mean NDCG@10 over the dev sets.
         step: Number of its evaluation.
         evaluations: How many merges were scored.
+        note: A sentence with its weights and score, beside those of the start and of all models evenly.
     """
 
     weights: dict[str, float]
@@ -179,6 +180,7 @@ class Merged:
     score: float
     step: int
     evaluations: int
+    note: str
 
 
 class MergeSearch:
@@ -215,10 +217,14 @@ class MergeSearch:
         best, score = max(self._scores.items(), key=lambda item: item[1])
         self._write(np.array(best), {})
         step, mixture = list(self._scores).index(best) + 1, self._mixture(np.array(best))
-        merged = Merged(dict(zip(self._names, best, strict=True)), mixture, score, step, len(self._scores))
-        shown = ", ".join(f"{name} {weight:.3f}" for name, weight in merged.weights.items() if weight)
-        logger.info("merged by weights of %s: dev NDCG@10 %.4f", shown, score)
-        return merged
+        weights = dict(zip(self._names, best, strict=True))
+        shown = ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items() if weight)
+        count = len(self._mixtures)
+        special = {"start": (1.0, *[0.0] * count), "all evenly": (0.0, *[1 / count] * count)}
+        known = [f"{name} {self._scores[own]:.4f}" for name, own in special.items() if own in self._scores]
+        note = f"merged by weights of {shown}: dev NDCG@10 {', '.join([f'{score:.4f}', *known])}"
+        logger.info("%s", note)
+        return Merged(weights, mixture, score, step, len(self._scores), note)
 
     def _score(self, weights: Vector) -> float:
         key = tuple(weights.tolist())
