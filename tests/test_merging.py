@@ -350,6 +350,7 @@ def test_finished_runs_can_be_merged(recipe_path: Path, tmp_path: Path) -> None:
     )
     printed = merge_command(*runs, "--with-base", "0.3", "-o", tmp_path / "soup")
     assert "0.300  start" in printed
+    assert "dev NDCG" not in printed, "a soup is not scored on dev sets"
     soup = parameters(tmp_path / "soup")
     for name in one.keys() & start.keys():
         assert torch.allclose(soup[name], 0.3 * start[name] + 0.35 * one[name] + 0.35 * two[name], atol=1e-6)

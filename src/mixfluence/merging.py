@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import ignore_patterns
@@ -33,6 +33,7 @@ from mixfluence.evaluation.search import full_float32, tokenised_sides
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
+from mixfluence.recipe import differing, flat
 from mixfluence.runs import (
     CHECKPOINTS_FOLDER,
     MEASURE,
@@ -222,7 +223,9 @@ class MergeSearch:
         count = len(self._mixtures)
         special = {"start": (1.0, *[0.0] * count), "all evenly": (0.0, *[1 / count] * count)}
         known = [f"{name} {self._scores[own]:.4f}" for name, own in special.items() if own in self._scores]
-        note = f"merged by weights of {shown}: dev NDCG@10 {', '.join([f'{score:.4f}', *known])}"
+        # A soup of finished runs has no dev sets.
+        scores = f": dev NDCG@10 {', '.join([f'{score:.4f}', *known])}" if score else ""
+        note = f"merged by weights of {shown}{scores}"
         logger.info("%s", note)
         return Merged(weights, mixture, score, step, len(self._scores), note)
 
@@ -305,21 +308,21 @@ def check_reuse(recipe: Recipe, stages: Iterable[Stage]) -> None:
 
 
 def _check_same(recipe: Recipe, stage: Stage, earlier: Path) -> None:
-    before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
-    compared: dict[str, tuple[Any, ...]] = {
-        key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap", "select")
-    }
-    if recipe.select:
-        compared["dev"] = before.dev, recipe.dev
+    drawn = {name for name, weight in read_weights(earlier / WEIGHTS_FILE).items() if weight}
+    before, now = (_settings(own, stage, drawn) for own in (read_run_recipe(earlier.parents[1]), recipe))
+    before["training.steps"] = read_record(earlier / RECORD_FILE)["steps"]
+    if different := differing(before, now):
+        raise RecipeError(f"{earlier}: cannot be used again, because it had another {', '.join(different)}")
+
+
+def _settings(recipe: Recipe, stage: Stage, drawn: Collection[str]) -> dict[str, Any]:
+    """Return what the model of a stage that draws some datasets depends on, by dotted key."""
+    sections = {"model", "seed", "test", "overlap", "select", "training", *(["dev"] if recipe.select else [])}
     # How often a stage logs or saves does not change its model.
-    free = {"log_every": 1, "save_every": None}
-    then, now = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
-    compared["training"] = (then, now)
-    compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
-    for name in (name for name, weight in found.items() if weight):
-        compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
-    if different := [key for key, (old, new) in compared.items() if old != new]:
-        raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
+    free = {"training": {"log_every", "save_every"}}
+    own = stage_recipe(recipe, stage).model_dump(include=sections, exclude=free)
+    sources = {name: source.model_dump() for name, source in recipe.train.items() if name in drawn}
+    return flat(own | {"train": sources})
 
 
 def copy_stage(earlier: Path, folder: Path) -> None:
