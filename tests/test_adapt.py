@@ -211,6 +211,25 @@ def test_the_demo_replaces_its_own_files_only(tmp_path: Path) -> None:
     assert all(answers[row["anchor"]] == row["positive"] for row in held_back.rows)
 
 
+def test_a_recipe_is_replaced_until_someone_edits_it_or_trains(
+    workplace: Path, make_static: Callable[[], SentenceTransformer]
+) -> None:
+    make_static().save(str(workplace / "encoder"))
+    words = ["adapt", "encoder", "--corpus", "docs.jsonl", "--queries", "labelled.jsonl", "--dry-run", "-o", "out"]
+    assert mixfluence_here(*words, "--guard", "typo.jsonl", folder=workplace).returncode == 2
+    assert mixfluence_here(*words, "--guard", "NoTaskOfThisName", folder=workplace).returncode == 2
+    assert mixfluence_here(*words, "--guard", "other.jsonl", folder=workplace).returncode == 0
+    recipe = workplace / "out" / "adapted.yaml"
+    written = recipe.read_text(encoding="utf-8")
+    (workplace / "out" / "recipe").mkdir()
+    assert mixfluence_here(*words, folder=workplace).returncode == 2, "a run has started"
+    (workplace / "out" / "recipe").rmdir()
+    recipe.write_text(written.replace("batch_size: 64", "batch_size: 32"), encoding="utf-8")
+    assert mixfluence_here(*words, folder=workplace).returncode == 2, "edited"
+    recipe.write_text(written, encoding="utf-8")
+    assert mixfluence_here(*words, folder=workplace).returncode == 0
+
+
 def test_a_missing_file_is_named(workplace: Path) -> None:
     result = mixfluence_here("adapt", "wordllama", "--corpus", "absent.jsonl", folder=workplace)
     assert (result.returncode, result.stderr) == (2, "error: absent.jsonl: no such file or folder\n")
