@@ -217,8 +217,8 @@ def _plan_stage(
     if stage.merges:
         # The start and each expert of a linear model are encoded once, and there are as many as stages.
         encoded = min(1.0, len(recipe.strategy.stages(recipe)) / stage.steps) if is_linear_here(recipe.model) else 1.0
-        cost = encoded * _scoring_cost(recipe, guides)
-        return StagePlan(stage.name, stage.steps, cost, 0, None, 0.0, 0, 0.0, merges=True)
+        step_cost = encoded * _scoring_cost(recipe, guides)
+        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, 0.0, merges=True)
     if probing is None:
         scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0
         return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
