@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.compare import compare
+from mixfluence.report.curves import step_equivalents
 from mixfluence.report.page import render_page
 from mixfluence.report.status import read_status
 from mixfluence.runs import read_run, read_trace
@@ -199,6 +201,11 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
             assert torch.allclose(merged, expected, atol=1e-6)
     assert len(evaluations) == run.record["steps"] == run.record["probing"]["rounds"]
     assert run.record["seconds"]["train"] == 0
+    # Every merge of a transformer encodes the dev samples; of a linear model only the start and the experts would.
+    assert run.record["encodings"] == len(evaluations)
+    linear = replace(run, record=run.record | {"encodings": 3})
+    encoding = (8 + 40) / (2 * recipe.training.batch_size) / 3
+    assert step_equivalents(run) - step_equivalents(linear) == pytest.approx((len(evaluations) - 3) * encoding)
     assert run.hours(on_gpu=False)["stages"] > 0
     assert run.hours(on_gpu=False)["probing"] > 0
     assert set(scores) == {"small", "big"}

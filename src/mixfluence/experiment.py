@@ -114,8 +114,10 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
+    facts: dict[str, Any] = {}
     if final.merges:
-        trained, note = _merge(recipe, final, pool, inputs, {name: own["found"] for name, own in records.items()})
+        mixtures = {name: own["found"] for name, own in records.items()}
+        trained, note, facts["encodings"] = _merge(recipe, final, pool, inputs, mixtures)
         notes = [*notes, note]
     else:
         trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
@@ -128,7 +130,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
+    facts |= {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
     _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
 
@@ -198,8 +200,11 @@ def _train(
 
 def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
-) -> tuple[Trained, str]:
-    """Merge the models of earlier stages, given their mixtures, by the best weights; save and describe the result."""
+) -> tuple[Trained, str, int]:
+    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result.
+
+    Returned are also a sentence about it, and how often the dev samples were encoded.
+    """
     folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
@@ -216,11 +221,11 @@ def _merge(
     trainer.strategy.start(trainer.mixture.sizes)
     trainer.get_train_dataloader()
     trainer.state.global_step = best.evaluations
-    encodings = merger.models if is_linear(merger.model) else best.evaluations
-    probing = probing_cost(folder / runs.TRACE_FILE) | {"encodings": encodings}
+    probing = probing_cost(folder / runs.TRACE_FILE)
     _save_model(recipe, trainer, folder)
     seconds = watch.seconds | {"train": 0.0, "probe": probing["seconds"]}
-    return Trained(trainer, seconds, probing, best.step), best.note
+    encodings = merger.models if is_linear(merger.model) else best.evaluations
+    return Trained(trainer, seconds, probing, best.step), best.note, encodings
 
 
 def _prepare(

@@ -196,7 +196,7 @@ def step_equivalents(run: Run) -> float:
         trace = traces.get(stage.name) or [{"step": 0}]
         steps, step_cost = trace[-1]["step"], 1 + FORWARD if stage.against else 1
         if stage.merges:
-            steps, step_cost = run.record["probing"].get("encodings", steps), scored
+            steps, step_cost = run.record.get("encodings", steps), scored
         work += steps * step_cost + (scored if stage.scored else 0)
         for update in (line["update"] for line in trace if probing and "update" in line):
             assert probing is not None
