@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 BM25 = "bm25"
 # Most texts whose vectors an interruption loses.
-TEXTS_PER_CHUNK = 8_192
+TEXTS_PER_CHUNK = 1_024
 # Query and passage prompts; None is the encoder's own.
 Prompts = tuple[str | None, str | None]
 # Query -> its negatives, the best first.
@@ -163,11 +163,13 @@ def _encode_in_chunks(
     """Return the vectors of texts; each chunk of them is kept in a folder, and not encoded again if it is there."""
     folder.mkdir(parents=True, exist_ok=True)
     options |= {"show_progress_bar": sys.stderr.isatty()}
-    chunks = []
-    for start in range(0, len(texts), TEXTS_PER_CHUNK):
+    chunks: list[NDArray[np.float32]] = []
+    starts = range(0, len(texts), TEXTS_PER_CHUNK)
+    for start in starts:
+        if len(chunks) % max(1, len(starts) // 10) == 0:
+            logger.info("mining hard negatives: %d of %d texts encoded", start, len(texts))
         file = folder / f"{start}.npy"
         if not file.exists():
-            logger.info("mining hard negatives: encoding texts from %d on, of %d", start + 1, len(texts))
             with (unfinished := file.with_suffix(".part")).open("wb") as stream:
                 np.save(stream, encode(texts[start : start + TEXTS_PER_CHUNK], **options))
             unfinished.replace(file)
