@@ -3,6 +3,8 @@
 - The recipe has a training set of each kind of pair and each dataset of the pool; guards are test sets.
 - The verdict is that of `compare` between the adapted model and the start, in words; a model that is not better on
   held-back queries is not to be deployed.
+- BM25 is told beside it, with the numbers of `compare`.
+- While runs train, their progress is printed.
 - The same command continues; a recipe that was edited is not overwritten.
 """
 
@@ -141,6 +143,8 @@ def test_documents_become_a_model_with_a_verdict(
         result = mixfluence_here(*words, folder=workplace)
     assert result.returncode == 0, result.stderr
     assert (workplace / "out" / "recipe" / "0" / "model").is_dir()
+    for job in ("recipe/0", "uniform/0"):
+        assert re.search(rf"^{job}: (step|testing|mining) .", result.stderr, re.MULTILINE)
 
     # The numbers are those of `compare`.
     folders = [f"out/{sampler}/0" for sampler in ("recipe", "uniform")]
@@ -153,6 +157,11 @@ def test_documents_become_a_model_with_a_verdict(
         difference = found["tests"][name]["difference"]
         assert f"NDCG@10 {before:.1f} -> {after:.1f} ({difference:+z.1f}, p " in result.stdout
         assert after - before == pytest.approx(difference)
+    lexical = next(place for place, row in enumerate(rows, 1) if row["name"] == "BM25")
+    between = ["--between", str(lexical), "1", "--format", "json"]
+    found = json.loads(mixfluence_here("compare", *folders, *between, folder=workplace).stdout)["contrast"]
+    score, difference = rows[lexical - 1]["tests"][TARGET]["mean"], found["tests"][TARGET]["difference"]
+    assert re.search(rf"^BM25 .* {score:.1f} \({re.escape(f'{difference:+z.1f}')}, ", result.stdout, re.MULTILINE)
 
     adapted, uniform = ([read_run(workplace / folder)] for folder in folders)
     verdict = judge(adapted, uniform)
@@ -161,6 +170,12 @@ def test_documents_become_a_model_with_a_verdict(
     assert "Do not deploy" in changed(verdict, {TARGET: (2.0, 0.2), "other": (1.0, 0.4)})
     assert "made it worse" in changed(verdict, {TARGET: (-2.0, 0.01), "other": (1.0, 0.4)})
     assert "only if losing on other" in changed(verdict, {TARGET: (2.0, 0.01), "other": (-1.0, 0.01)})
+    # What is significantly better than the adapted model, and only that, may be the best.
+    for p, best in {0.01: "bm25", 0.2: None}.items():
+        own = verdict.lexical["bm25"]
+        tests = {TARGET: replace(own.tests[TARGET], difference=5.0, p=p)}
+        said = list(replace(verdict, lexical={"bm25": replace(own, tests=tests)}).sentences())
+        assert (said[-1] == "Best on these queries: BM25 alone.") == (best == "bm25")
     # Without labelled queries there is one run, which samples uniformly.
     unlabelled = " ".join(judge(adapted).sentences())
     assert "No labelled queries" in unlabelled
@@ -194,6 +209,25 @@ def test_the_demo_replaces_its_own_files_only(tmp_path: Path) -> None:
     summaries = PydocsSource(library="numpy", split="all").read_rows().rows
     answers = dict(zip(summaries["anchor"], summaries["positive"], strict=True))
     assert all(answers[row["anchor"]] == row["positive"] for row in held_back.rows)
+
+
+def test_a_recipe_is_replaced_until_someone_edits_it_or_trains(
+    workplace: Path, make_static: Callable[[], SentenceTransformer]
+) -> None:
+    make_static().save(str(workplace / "encoder"))
+    words = ["adapt", "encoder", "--corpus", "docs.jsonl", "--queries", "labelled.jsonl", "--dry-run", "-o", "out"]
+    assert mixfluence_here(*words, "--guard", "typo.jsonl", folder=workplace).returncode == 2
+    assert mixfluence_here(*words, "--guard", "NoTaskOfThisName", folder=workplace).returncode == 2
+    assert mixfluence_here(*words, "--guard", "other.jsonl", folder=workplace).returncode == 0
+    recipe = workplace / "out" / "adapted.yaml"
+    written = recipe.read_text(encoding="utf-8")
+    (workplace / "out" / "recipe").mkdir()
+    assert mixfluence_here(*words, folder=workplace).returncode == 2, "a run has started"
+    (workplace / "out" / "recipe").rmdir()
+    recipe.write_text(written.replace("batch_size: 64", "batch_size: 32"), encoding="utf-8")
+    assert mixfluence_here(*words, folder=workplace).returncode == 2, "edited"
+    recipe.write_text(written, encoding="utf-8")
+    assert mixfluence_here(*words, folder=workplace).returncode == 0
 
 
 def test_a_missing_file_is_named(workplace: Path) -> None:

@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.report.compare import compare
+from mixfluence.report.curves import step_equivalents
 from mixfluence.report.page import render_page
 from mixfluence.report.status import read_status
 from mixfluence.runs import read_run, read_trace
@@ -198,6 +201,11 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
             assert torch.allclose(merged, expected, atol=1e-6)
     assert len(evaluations) == run.record["steps"] == run.record["probing"]["rounds"]
     assert run.record["seconds"]["train"] == 0
+    # Every merge of a transformer encodes the dev samples; of a linear model only the start and the experts would.
+    assert run.record["encodings"] == len(evaluations)
+    linear = replace(run, record=run.record | {"encodings": 3})
+    encoding = (8 + 40) / (2 * recipe.training.batch_size) / 3
+    assert step_equivalents(run) - step_equivalents(linear) == pytest.approx((len(evaluations) - 3) * encoding)
     assert run.hours(on_gpu=False)["stages"] > 0
     assert run.hours(on_gpu=False)["probing"] > 0
     assert set(scores) == {"small", "big"}
@@ -214,6 +222,13 @@ def test_a_recipe_trains_experts_and_merges_them(recipe_path: Path, tmp_path: Pa
     page = render_page([read_run(recipe.output), read_run(again.output)])
     assert "Merge" in page
     assert "Stage expert-small" in page
+    assert "Stage final: mixture that each merge stands for" in page
+    # The start and all experts evenly were tried, and none of them is better.
+    note = run.record["notes"][-1]
+    assert note in page
+    best, *others = (float(number) for number in re.findall(r"(0\.\d{4})(?:,|$)", note.rpartition(":")[2]))
+    assert len(others) == 2
+    assert best >= max(others)
 
 
 @pytest.mark.slow
@@ -261,9 +276,11 @@ def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Pat
 
     first = load_recipe(recipe_path, [MERGE, "train=[big]"])
     experiment.run(first)
-    again = MERGE.replace("{", f"{{experts: {first.output}, ")
+    # Without a number of their own, added experts have the steps of those that are used again.
+    again = MERGE.replace("expert_steps: 8", f"experts: {first.output}")
     counting = Counting()
     second = load_recipe(recipe_path, [again, f"output={tmp_path}/second"])
+    assert [stage.step_cost for stage in plan_run(second).stages[:2]] == [0, 1]
     experiment.run(second, callbacks=[counting])
     assert counting.steps == 8
     theirs, ours = (parameters(recipe.output / "stages" / "expert-big") for recipe in (first, second))
@@ -274,9 +291,16 @@ def test_an_added_dataset_takes_one_more_expert(recipe_path: Path, tmp_path: Pat
     third = load_recipe(recipe_path, [again.replace("/run,", "/second,"), "train=[small]", f"output={tmp_path}/third"])
     experiment.run(third, callbacks=[counting])
     assert counting.steps == 8
-    changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", f"output={tmp_path}/fourth"])
-    with pytest.raises(RecipeError, match=r"expert-big.*training"):
-        experiment.run(changed)
+    # What cannot be used again is refused by the plan, and before the expert that is missing is trained.
+    other = [f"output={tmp_path}/fourth", "train=[small, big]"]
+    changed = load_recipe(recipe_path, [again, "training.learning_rate=1e-4", *other])
+    for refuse in (plan_run, experiment.run):
+        with pytest.raises(RecipeError, match=r"expert-big.*training"):
+            refuse(changed)
+    assert not (tmp_path / "fourth" / "stages").exists()
+    nothing = load_recipe(recipe_path, [again.replace("/run,", "/absent,"), *other])
+    with pytest.raises(RecipeError, match="absent: has no finished expert-small or expert-big"):
+        experiment.run(nothing)
 
 
 @pytest.mark.slow
@@ -333,6 +357,7 @@ def test_finished_runs_can_be_merged(recipe_path: Path, tmp_path: Path) -> None:
     )
     printed = merge_command(*runs, "--with-base", "0.3", "-o", tmp_path / "soup")
     assert "0.300  start" in printed
+    assert "dev NDCG" not in printed, "a soup is not scored on dev sets"
     soup = parameters(tmp_path / "soup")
     for name in one.keys() & start.keys():
         assert torch.allclose(soup[name], 0.3 * start[name] + 0.35 * one[name] + 0.35 * two[name], atol=1e-6)

@@ -2,7 +2,7 @@
 
 - The model is published with its recipe, its weights and a card of mixture, scores beside the start's, and recipe.
 - A dry run shows it and contacts nobody; an error of the hub is one line.
-- Installed trackers that need no account are on, others are not.
+- Installed trackers that need no account are on, others are not. Stages before the last are not tracked.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback, TrainingArguments
+from transformers.integrations import integration_utils
 
 from mixfluence import build, publish
 from mixfluence.build import training_arguments
@@ -107,3 +109,18 @@ def test_trackers_that_need_no_account_are_on(monkeypatch: pytest.MonkeyPatch, t
     )
     args = training_arguments(chosen, tiny_bert, {})
     assert (args.report_to, args.run_name) == ([], str(chosen.output))
+
+
+@pytest.mark.slow
+def test_trackers_follow_the_last_stage(recipe_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[str | None] = []
+
+    class Tracker(TrainerCallback):
+        def on_train_begin(self, args: TrainingArguments, *others: Any, **_: Any) -> None:
+            followed.append(args.run_name)
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", Tracker)
+    recipe = load_recipe(recipe_path, ["strategy=doge", "training.trainer_args={report_to: own}"])
+    run(recipe)
+    assert (recipe.output / "stages" / "proxy" / "trace.jsonl").exists()
+    assert followed == [str(recipe.output)]

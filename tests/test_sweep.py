@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 
+from mixfluence import sweep
 from mixfluence.cli.sweep import parse_axis
 from mixfluence.errors import RecipeError
 from mixfluence.policy import UNIFORM
@@ -33,7 +34,7 @@ from mixfluence.runs import (
     step_of,
 )
 from mixfluence.strategies import InfDDS
-from mixfluence.sweep import LOG_FILE, Job, State, build_jobs, run_jobs
+from mixfluence.sweep import LOG_FILE, Job, Progress, State, build_jobs, run_jobs
 from mixfluence.sweep import _cause as cause
 from mixfluence.training.checkpoints import damage
 from tests.forked import forked_jobs
@@ -136,6 +137,18 @@ def test_a_failure_is_explained_by_the_log(said: str, expected: str, tmp_path: P
     log.write_text(said, encoding="utf-8")
     assert cause(log, 1).startswith(expected)
     assert str(log) in cause(log, 1)
+
+
+def test_progress_is_the_last_new_line_that_tells_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / LOG_FILE
+    log.write_text("a, stage b: step 1 of 9\nwrote a\na: step 3 of 9, loss 1\x1b[2J\nother\n")
+    progress = Progress(log)
+    assert progress.read() == "step 3 of 9, loss 1\ufffd[2J"
+    with log.open("a") as file:
+        file.write("a, stage b: step 9 of 9\n")
+    assert progress.read() is None, "too soon"
+    monkeypatch.setattr(sweep, "PROGRESS_SECONDS", 0.0)
+    assert [progress.read(), progress.read()] == ["stage b: step 9 of 9", None]
 
 
 def test_runs_that_the_machine_cannot_start_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:

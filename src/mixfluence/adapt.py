@@ -7,8 +7,8 @@ judge, and sampling is uniform: guided by documents it was worse (docs/results.m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ MIN_PAIRS = 64
 # Formats that a dataset can be named by, such as `hub:ID`, and the key that the name is.
 NAMED_FORMATS = {"mteb": "task", "hub": "id", "ir_datasets": "id", "pydocs": "library"}
 # A static embedding has no layers whose knowledge a large learning rate would destroy.
+# What else was tested, beside the start, by the name of its scores.
+LEXICAL = {"bm25": "BM25 alone", "fusion": "Rank fusion with BM25"}
 STATIC = {"learning_rate": 1e-3, "temperature": 0.05}
 TRANSFORMER = {"learning_rate": 2e-5, "temperature": 0.02}
 
@@ -113,11 +115,13 @@ class Verdict:
         start: The adapted model minus the start.
         uniform: The adapted model minus the one that was trained with uniform sampling; None without labelled
             queries, where it is that one.
+        lexical: Each of `LEXICAL` minus the adapted model.
     """
 
     comparison: Comparison
     start: Contrast
     uniform: Contrast | None
+    lexical: Mapping[str, Contrast]
 
     @property
     def helped(self) -> bool:
@@ -141,35 +145,54 @@ class Verdict:
                 yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         if self.uniform:
             own = self.uniform.tests[TARGET]
-            better = "better than" if _better(own) else "worse than" if _worse(own) else "about as well as"
-            yield f"Guided sampling did {better} uniform sampling: {_signed(own)}."
+            yield f"Guided sampling did {_compared(own)} uniform sampling: {_signed(own)}."
         else:
             yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
+        for name, contrast in self.lexical.items():
+            own = contrast.tests[TARGET]
+            score = f"{self.comparison.measure.upper()} {self._score(contrast.first, TARGET):.1f}"
+            yield f"{LEXICAL[name]} did {_compared(own)} the adapted model: {score} ({_signed(own)})."
         if not self.helped:
             yield "Do not deploy the adapted model: keep the start."
         elif self.forgotten:
             yield f"Deploy it only if losing on {', '.join(self.forgotten)} does not matter to you."
         else:
             yield "The adapted model can replace the start."
+        better = [name for name, contrast in self.lexical.items() if _better(contrast.tests[TARGET])]
+        if better:
+            best = max(better, key=lambda name: self._score(self.lexical[name].first, TARGET))
+            yield f"Best on these queries: {LEXICAL[best]}."
 
     def _change(self, contrast: Contrast, test: str) -> str:
-        rows = [self.comparison.rows[place] for place in (contrast.second, contrast.first)]
-        before, after = (row.scores(self.comparison.measure)[test].mean for row in rows)
+        before, after = (self._score(place, test) for place in (contrast.second, contrast.first))
         measure = self.comparison.measure.upper()
         return f"{measure} {before:.1f} -> {after:.1f} ({_signed(contrast.tests[test])})"
+
+    def _score(self, row: int, test: str) -> float:
+        return self.comparison.rows[row].scores(self.comparison.measure)[test].mean
 
 
 def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
     """Compare adapted models with the start, and with uniform sampling if there is any; several runs are seeds."""
     runs = [*adapted, *uniform]
-    rows = compare(runs, measure=MEASURE).rows
-    start = next((place for place, row in enumerate(rows, 1) if row.runs[0].untrained == "zero-shot"), None)
-    if start is None:
+    found = compare(runs, measure=MEASURE)
+    # Reversed, so that the first of several wins: the fusion with the adapted model.
+    places = {row.runs[0].untrained: place for place, row in reversed(list(enumerate(found.rows, 1)))}
+    if "zero-shot" not in places:
         raise MixfluenceError(f"{adapted[0].path}: the start was not scored; see evaluation.references")
-    against_start = compare(runs, measure=MEASURE, between=("1", str(start)))
-    assert against_start.contrast is not None  # two rows were named
-    against_uniform = compare(runs, measure=MEASURE, between=("1", "2")).contrast if uniform else None
-    return Verdict(against_start, against_start.contrast, against_uniform)
+
+    def between(first: int, second: int) -> Contrast:
+        contrast = compare(runs, measure=MEASURE, between=(str(first), str(second))).contrast
+        assert contrast is not None  # two rows were named
+        return contrast
+
+    lexical = {name: between(places[name], 1) for name in LEXICAL if name in places}
+    start = between(1, places["zero-shot"])
+    return Verdict(replace(found, contrast=start), start, between(1, 2) if uniform else None, lexical)
+
+
+def _compared(found: Difference) -> str:
+    return "better than" if _better(found) else "worse than" if _worse(found) else "about as well as"
 
 
 def _better(found: Difference) -> bool:

@@ -72,6 +72,9 @@ def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[Trai
     model = build_model(own.model)
     strategy = stage.strategy(data.found)
     args = training_arguments(own, model, data.sources)
+    if stage.name != FINAL:
+        # A tracker shows a run once, not each of dozens of experts or proxies, whose traces are in the run folder.
+        args.report_to = []
     if stage.against:
         # Clipping a batch of one dataset would undo the weight of its loss.
         args.max_grad_norm = 0.0

@@ -124,6 +124,11 @@ def is_static(model: BaseModel) -> bool:
     return isinstance(model[0], StaticEmbedding)
 
 
+def is_linear(model: BaseModel) -> bool:
+    """Return whether the vectors of an encoder, before they are normalised, are linear in its parameters."""
+    return isinstance(model, SentenceTransformer) and len(model) == 1 and is_static(model)
+
+
 def _load(kind: Kind, name: str, weights: Mapping[str, Any], device: str | None = None, **options: Any) -> BaseModel:
     # Layers that the checkpoint lacks are the same in every run, which a resumed one depends on.
     with torch.random.fork_rng():

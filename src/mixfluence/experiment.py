@@ -26,11 +26,12 @@ from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
 from mixfluence.display import counted
+from mixfluence.encoders import is_linear
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
 from mixfluence.inputs import INPUTS_FILE, Inputs, check_inputs, collect_inputs, refuse_taken_folder, write_inputs
-from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, merge_scorer, reuse_stage
+from mixfluence.merging import DevScorer, Merged, Merger, MergeSearch, check_reuse, copy_stage, merge_scorer
 from mixfluence.policy.initial import read_weights, write_weights
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe
@@ -94,6 +95,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
             divided = divide(recipe, data.train, _targets(recipe, data), resume=resume)
         pool = replace(data, train=divided.mixture, sources=divided.sources, found=divided.weights)
     *searches, final = recipe.strategy.stages(recipe)
+    if not resume:
+        check_reuse(recipe, searches)
     records: dict[str, dict[str, Any]] = {}
     for stage in searches:
         _finish_stage(recipe, stage, pool, inputs, callbacks, resume=resume)
@@ -108,8 +111,11 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
+    facts: dict[str, Any] = {}
     if final.merges:
-        trained = _merge(recipe, final, pool, inputs, {name: record["found"] for name, record in records.items()})
+        mixtures = {name: own["found"] for name, own in records.items()}
+        trained, note, facts["encodings"] = _merge(recipe, final, pool, inputs, mixtures)
+        notes = [*notes, note]
     else:
         trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
     trainer = trained.trainer
@@ -121,7 +127,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    facts = {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
+    facts |= {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
     _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
     return scores
 
@@ -156,9 +162,9 @@ def _finish_stage(
     folder = stage_folder(recipe.output, stage.name)
     if resume and (folder / runs.RECORD_FILE).exists():
         return
-    if stage.reuse and (stage.reuse / runs.RECORD_FILE).exists():
+    if stage.reuse and stage.reused:
         if PartialState().is_main_process:
-            reuse_stage(recipe, stage, stage.reuse, folder)
+            copy_stage(stage.reuse, folder)
         PartialState().wait_for_everyone()
         return
     logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
@@ -191,8 +197,11 @@ def _train(
 
 def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
-) -> Trained:
-    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
+) -> tuple[Trained, str, int]:
+    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result.
+
+    Returned are also a sentence about it, and how often the dev samples were encoded.
+    """
     folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
@@ -211,7 +220,9 @@ def _merge(
     trainer.state.global_step = best.evaluations
     probing = probing_cost(folder / runs.TRACE_FILE)
     _save_model(recipe, trainer, folder)
-    return Trained(trainer, watch.seconds | {"train": 0.0, "probe": probing["seconds"]}, probing, best.step)
+    seconds = watch.seconds | {"train": 0.0, "probe": probing["seconds"]}
+    encodings = merger.models if is_linear(merger.model) else best.evaluations
+    return Trained(trainer, seconds, probing, best.step), best.note, encodings
 
 
 def _prepare(

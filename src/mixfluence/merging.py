@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import ignore_patterns
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -27,13 +26,14 @@ from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import TokenTable
 from mixfluence.embedding import TextEncoder
-from mixfluence.encoders import kind_of, load_encoder
+from mixfluence.encoders import is_linear, kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
 from mixfluence.evaluation.search import full_float32, tokenised_sides
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
+from mixfluence.recipe import differing, flat
 from mixfluence.runs import (
     CHECKPOINTS_FOLDER,
     MEASURE,
@@ -143,7 +143,7 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
     The vectors of a static embedding are linear in its parameters: each model encodes the texts once, and merges add
     vectors.
     """
-    if not _is_linear(merger.model):
+    if not is_linear(merger.model):
 
         def encode_merged(weights: Vector) -> dict[str, float]:
             merger.merge(weights.tolist())
@@ -163,11 +163,6 @@ def merge_scorer(merger: Merger, scorer: DevScorer) -> Callable[[Vector], dict[s
     return add_encoded
 
 
-def _is_linear(model: BaseModel) -> bool:
-    dense = isinstance(model, SentenceTransformer)
-    return dense and len(model) == 1 and isinstance(model[0], StaticEmbedding)
-
-
 @dataclass(frozen=True)
 class Merged:
     """The best merge of a search.
@@ -178,6 +173,7 @@ class Merged:
         score: Mean NDCG@10 over the dev sets.
         step: Number of its evaluation.
         evaluations: How many merges were scored.
+        note: A sentence with its weights and score, beside those of the start and of all models evenly.
     """
 
     weights: dict[str, float]
@@ -185,6 +181,7 @@ class Merged:
     score: float
     step: int
     evaluations: int
+    note: str
 
 
 class MergeSearch:
@@ -221,10 +218,16 @@ class MergeSearch:
         best, score = max(self._scores.items(), key=lambda item: item[1])
         self._write(np.array(best), {})
         step, mixture = list(self._scores).index(best) + 1, self._mixture(np.array(best))
-        merged = Merged(dict(zip(self._names, best, strict=True)), mixture, score, step, len(self._scores))
-        shown = ", ".join(f"{name} {weight:.3f}" for name, weight in merged.weights.items() if weight)
-        logger.info("merged by weights of %s: dev NDCG@10 %.4f", shown, score)
-        return merged
+        weights = dict(zip(self._names, best, strict=True))
+        shown = ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items() if weight)
+        count = len(self._mixtures)
+        special = {"start": (1.0, *[0.0] * count), "all evenly": (0.0, *[1 / count] * count)}
+        known = [f"{name} {self._scores[own]:.4f}" for name, own in special.items() if own in self._scores]
+        # A soup of finished runs has no dev sets.
+        scores = f": dev NDCG@10 {', '.join([f'{score:.4f}', *known])}" if score else ""
+        note = f"merged by weights of {shown}{scores}"
+        logger.info("%s", note)
+        return Merged(weights, mixture, score, step, len(self._scores), note)
 
     def _score(self, weights: Vector) -> float:
         key = tuple(weights.tolist())
@@ -293,23 +296,37 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
     return found
 
 
-def reuse_stage(recipe: Recipe, stage: Stage, earlier: Path, folder: Path) -> None:
-    """Copy a finished stage of an earlier run into a folder; refuse one that was trained in another way."""
-    before, found = read_run_recipe(earlier.parents[1]), read_weights(earlier / WEIGHTS_FILE)
-    compared: dict[str, tuple[Any, ...]] = {
-        key: (getattr(before, key), getattr(recipe, key)) for key in ("model", "seed", "test", "overlap", "select")
-    }
-    if recipe.select:
-        compared["dev"] = before.dev, recipe.dev
+def check_reuse(recipe: Recipe, stages: Iterable[Stage]) -> None:
+    """Refuse finished stages of an earlier run that were trained in another way, and a run that has none of them."""
+    earlier = {stage: stage.reuse for stage in stages if stage.reuse}
+    if earlier and not any(stage.reused for stage in earlier):
+        run = next(iter(earlier.values())).parents[1]
+        raise RecipeError(f"{run}: has no finished {' or '.join(stage.name for stage in earlier)} to be used again")
+    for stage, folder in earlier.items():
+        if stage.reused:
+            _check_same(recipe, stage, folder)
+
+
+def _check_same(recipe: Recipe, stage: Stage, earlier: Path) -> None:
+    drawn = {name for name, weight in read_weights(earlier / WEIGHTS_FILE).items() if weight}
+    before, now = (_settings(own, stage, drawn) for own in (read_run_recipe(earlier.parents[1]), recipe))
+    before["training.steps"] = read_record(earlier / RECORD_FILE)["steps"]
+    if different := differing(before, now):
+        raise RecipeError(f"{earlier}: cannot be used again, because it had another {', '.join(different)}")
+
+
+def _settings(recipe: Recipe, stage: Stage, drawn: Collection[str]) -> dict[str, Any]:
+    """Return what the model of a stage that draws some datasets depends on, by dotted key."""
+    sections = {"model", "seed", "test", "overlap", "select", "training", *(["dev"] if recipe.select else [])}
     # How often a stage logs or saves does not change its model.
-    free = {"log_every": 1, "save_every": None}
-    then, now = (stage_recipe(own, stage).training.model_copy(update=free) for own in (before, recipe))
-    compared["training"] = (then, now)
-    compared["steps"] = (read_record(earlier / RECORD_FILE)["steps"], stage.steps)
-    for name in (name for name, weight in found.items() if weight):
-        compared[f"train.{name}"] = (before.train[name], recipe.train.get(name))
-    if different := [key for key, (old, new) in compared.items() if old != new]:
-        raise RecipeError(f"{earlier}: cannot be used again, because it had another {different[0]}")
+    free = {"training": {"log_every", "save_every"}}
+    own = stage_recipe(recipe, stage).model_dump(include=sections, exclude=free)
+    sources = {name: source.model_dump() for name, source in recipe.train.items() if name in drawn}
+    return flat(own | {"train": sources})
+
+
+def copy_stage(earlier: Path, folder: Path) -> None:
+    """Copy a finished stage of an earlier run into a folder."""
     shutil.copytree(earlier, folder, ignore=ignore_patterns(CHECKPOINTS_FOLDER, RECORD_FILE), dirs_exist_ok=True)
     # Last, because it marks the stage as finished.
     shutil.copy(earlier / RECORD_FILE, folder / RECORD_FILE)

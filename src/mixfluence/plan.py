@@ -19,7 +19,7 @@ from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD, Probe, RoundCost
 from mixfluence.policy import Vector, cap
 from mixfluence.policy.arms import dataset_of, totals
-from mixfluence.preflight import Checked, model_is_here, preflight
+from mixfluence.preflight import Checked, is_linear_here, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
@@ -58,6 +58,7 @@ class StagePlan:
     `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures;
     the most if it `adapts` to their noise. `first_extra` is what the first update costs on top of the others.
     If the stage `merges` models, a step is the scoring of one merge; otherwise `scoring_cost` is that of its model.
+    The steps of a stage that is reused from an earlier run cost nothing.
     """
 
     name: str
@@ -212,9 +213,12 @@ def _plan_stage(
     processes: int,
 ) -> StagePlan:
     training, probing = recipe.training, strategy.probing
-    step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (1.0, 0.0)
+    step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (float(not stage.reused), 0.0)
     if stage.merges:
-        return StagePlan(stage.name, stage.steps, _scoring_cost(recipe, guides), 0, None, 0.0, 0, 0.0, merges=True)
+        # The start and each expert of a linear model are encoded once, and there are as many as stages.
+        encoded = min(1.0, len(recipe.strategy.stages(recipe)) / stage.steps) if is_linear_here(recipe.model) else 1.0
+        step_cost = encoded * _scoring_cost(recipe, guides)
+        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, 0.0, merges=True)
     if probing is None:
         scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0
         return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
@@ -300,7 +304,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
             yield f"{dataset.name}: starts with a probability of {dataset.share:.1g}, so it is practically never drawn"
         if dataset.rows < (batch := plan.recipe.batch_size_of(dataset.name) * plan.processes):
             yield f"{dataset.name}: {dataset.rows:,} rows do not fill a batch of {batch:,}"
-    total = sum(stage.steps for stage in plan.stages if not stage.merges)
+    total = sum(stage.steps for stage in plan.stages if stage.step_cost and not stage.merges)
     if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:

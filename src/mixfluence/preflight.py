@@ -65,6 +65,12 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
     with collecting(problems):
         check_output(recipe.output)
     with collecting(problems):
+        stages = recipe.strategy.stages(recipe)
+        if any(stage.reuse for stage in stages):
+            from mixfluence.merging import check_reuse
+
+            check_reuse(recipe, stages)
+    with collecting(problems):
         data = _read_present(recipe)
         train = _sizes(recipe.train, data.train if data else {})
         dev = _sizes(recipe.dev, data.dev if data else {}, divisor=2 if recipe.halves else 1)
@@ -165,6 +171,15 @@ def model_is_here(section: ModelSection) -> bool:
     except HFValidationError:
         return True
     return any(isinstance(file, str) for file in found)
+
+
+def is_linear_here(section: ModelSection) -> bool:
+    """Return whether an encoder on this machine is linear, so that merges of it need no encoding of their own."""
+    if section.trust_remote_code or not model_is_here(section):
+        return False
+    from mixfluence.encoders import is_linear, load_encoder
+
+    return is_linear(load_encoder(**section.model_dump(), device="cpu"))
 
 
 def _read_present(recipe: Recipe) -> Data | None:

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import NoReturn
 
+from mixfluence.display import printable
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe, differing, flat
 from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
@@ -47,6 +48,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # The cause of a failure in a log: our own message, else the first exception (later ones follow from it; torch
 # prefixes the rank), else the exit code that torchrun reports.
 CAUSES = (r"^error: (.+)$", r"^(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception): .+)$", r"failed \((exitcode: -?\d+)\)")
+# Progress in a log, and the least time between two lines of it.
+PROGRESS = re.compile(rb"(stage \S+: )?(step [\d,]+ of |testing on |mining )[^\n]*")
+PROGRESS_SECONDS = 10.0
 
 
 class State(StrEnum):
@@ -149,6 +153,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
     environment = (ONE_THREAD if processes > 1 else {}) | os.environ
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
+    progress = {job.name: Progress(job.folder / LOG_FILE) for job in waiting}
     with TemporaryDirectory(prefix="mixfluence-") as folder, _signals_interrupt():
         try:
             while waiting or running:
@@ -156,6 +161,9 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
                     job = waiting.pop(0)
                     running.append((job, _start(job, Path(folder) / f"{len(waiting)}.yaml", gpus, environment)))
                 time.sleep(0.1)
+                for job, _ in running:
+                    if line := progress[job.name].read():
+                        logger.info("%s: %s", job.name, line)
                 for job, process in [pair for pair in running if pair[1].poll() is not None]:
                     running.remove((job, process))
                     left = len(waiting) + len(running)
@@ -172,6 +180,26 @@ def run_jobs(jobs: Sequence[Job], *, processes: int = 1, gpus: int = 1, keep_mod
             for _, process in running:
                 process.wait()
     return failed
+
+
+class Progress:
+    """Reads the progress of a job from its log, now and then."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._place, self._last = log, 0, 0.0
+
+    def read(self) -> str | None:
+        """Return the last line that tells progress, if one is due."""
+        if time.monotonic() - self._last < PROGRESS_SECONDS:
+            return None
+        with self._log.open("rb") as log:
+            log.seek(self._place)
+            text = log.read()
+        found = list(PROGRESS.finditer(text))
+        if not found:
+            return None
+        self._place, self._last = self._place + len(text), time.monotonic()
+        return printable(found[-1][0].decode(errors="replace"))
 
 
 def _check(jobs: Sequence[Job], processes: int, gpus: int) -> None:

@@ -126,26 +126,25 @@ def test_vectors_of_an_interrupted_run_are_used_again(
     encoder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rows = row_set(*pairs())
-    encoded = []
+    encoded: list[str] = []
     encode = SentenceTransformer.encode_document
 
-    def once(self: SentenceTransformer, *args: Any, **options: Any) -> Any:
-        encoded.append(1)
-        return encode(self, *args, **options)
+    def until_interrupted(self: SentenceTransformer, texts: list[str], **options: Any) -> Any:
+        if len(encoded) == 8:
+            raise KeyboardInterrupt
+        encoded.extend(texts)
+        return encode(self, texts, **options)
 
-    monkeypatch.setattr(SentenceTransformer, "encode_document", once)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "topk", _interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            mine_negatives(rows, [], section(encoder))
+    monkeypatch.setattr(mining, "TEXTS_PER_CHUNK", 4)
+    monkeypatch.setattr(SentenceTransformer, "encode_document", until_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine_negatives(rows, [], section(encoder))
+    encoded.append("resumed")
     resumed = mine_negatives(rows, [], section(encoder))
-    assert len(encoded) == 1
+    encoded.remove("resumed")
+    assert sorted(encoded) == sorted(set(rows.rows["positive"])), "no passage is encoded twice"
     monkeypatch.setenv("MIXFLUENCE_CACHE", str(tmp_path / "fresh"))
     assert list(mine_negatives(rows, [], section(encoder)).rows) == list(resumed.rows)
-
-
-def _interrupted(*_: Any, **__: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_the_whole_corpus_is_searched(tmp_path: Path, encoder: Path) -> None:

@@ -118,6 +118,15 @@ def test_a_reused_mixture_keeps_its_ratios(tmp_path: Path) -> None:
     assert found["a"] == pytest.approx(3 * found["b"])
 
 
+def test_where_one_mixture_is_possible_nothing_is_searched(tmp_path: Path) -> None:
+    write_weights(tmp_path / "weights.json", {"a": 0.3, "b": 0.1, "c": 0.1, "dropped": 0.5})
+    sources = {name: {"published": {"rows": rows}} for name, rows in SIZES.items()}
+    strategy = {"name": "regmix", "reuse": tmp_path / "weights.json"}
+    recipe = small_recipe(strategy=strategy, train=sources, dev={"a": {"published": {"rows": 50}}})
+    with pytest.raises(RecipeError, match=r"nothing to search.*\{weights: \{a: 0\.6, b: 0\.2, c: 0\.2\}\}"):
+        plan_run(recipe)
+
+
 def test_proxies_are_a_tenth_of_the_run_and_counted() -> None:
     sizes = {"train": {name: {"published": {"rows": 100}} for name in "ab"}, "dev": {"a": {"published": {"rows": 50}}}}
     strategy = {"name": "regmix", "proxies": 10, "dev_queries": 24, "dev_passages": 72}

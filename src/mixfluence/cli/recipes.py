@@ -122,6 +122,8 @@ def _gib(memory: Memory) -> str:
 def _stage(stage: StagePlan) -> str:
     if stage.merges:
         return f"{stage.steps:,} merges scored on dev, each {stage.step_cost:.1f} training steps"
+    if not stage.step_cost:
+        return "taken from an earlier run"
     cost = "" if stage.step_cost == 1 else f" of {stage.step_cost:.2f} training steps each"
     scored = f", scored on dev for {stage.scoring_cost:.1f} more" if stage.scoring_cost else ""
     return f"{stage.steps:,} steps{cost}{scored}" + (f"; {_updates(stage)}" if stage.dev_batch_size else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -30,6 +31,7 @@ HEADER = """\
 #
 # train: pairs made from the documents, a training set of each kind, and the pool.
 # dev:   guides sampling and selects the checkpoint; test has the queries that are held back, and the guards.
+# checksum: {checksum} (of what follows; with it, adapt knows a recipe that nobody has edited)
 """
 # Of the demo; one of `LABELLED` summaries is a labelled query.
 ENCODER = "wordllama"
@@ -151,14 +153,24 @@ def _write_recipe(
             raise RecipeError(f"{given}: no such file or folder")
     static = is_static(load_encoder(model))
     recipe = make_recipe(model, corpus, queries, pool=pool, guards=guards, steps=steps, static=static)
-    text = HEADER.format(path=path) + yaml.safe_dump(
-        recipe, sort_keys=False, allow_unicode=True, width=119, default_flow_style=None
-    )
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        edited = f"train it with mixfluence train {path}, or choose another --output"
-        raise RecipeError(f"{path}: differs from the recipe of this command; {edited}")
+    body = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=119, default_flow_style=None)
+    text = HEADER.format(path=path, checksum=_checksum(body)) + body
+    started = any((path.parent / sampler).exists() for sampler in SAMPLERS)
+    if path.exists() and path.read_text(encoding="utf-8") != text and (started or _edited(path)):
+        instead = f"train it with mixfluence train {path}, or choose another --output"
+        raise RecipeError(f"{path}: differs from the recipe of this command; {instead}")
     with writing(path):
         write_text(path, text)
+
+
+def _checksum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _edited(path: Path) -> bool:
+    """Return whether a recipe is not as a command has written it."""
+    header, _, body = path.read_text(encoding="utf-8").partition(" (of what follows")
+    return _checksum(body.partition("\n")[2]) != header.rpartition(" ")[2]
 
 
 def demo(

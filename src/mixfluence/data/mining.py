@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from mixfluence.data.cache import cache_root, checksum
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BM25 = "bm25"
+# Most texts whose vectors an interruption loses.
+TEXTS_PER_CHUNK = 1_024
 # Query and passage prompts; None is the encoder's own.
 Prompts = tuple[str | None, str | None]
 # Query -> its negatives, the best first.
@@ -79,7 +85,7 @@ def mine_negatives(
         "model": model,
     }
 
-    # Until all is done, so that an interrupted run can use them.
+    # Until all is done, so that an interrupted run goes on from them.
     vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(json.dumps(options).encode())
 
     def read(facts: Facts) -> Iterator[Row]:
@@ -123,11 +129,14 @@ def _dense(
 
     from mixfluence.encoders import load_encoder
 
+    encoder = load_encoder(section.filter)
+    for name in ("encode_query", "encode_document"):
+        setattr(encoder, name, partial(_encode_in_chunks, getattr(encoder, name), vectors / name))
     printed = StringIO()
     with redirect_stdout(printed):  # the only place where the function tells what it skipped
         mined = mine_hard_negatives(
             pairs.select_columns(["anchor", "positive"]),
-            load_encoder(section.filter),
+            encoder,
             corpus=list(task.docs),
             range_min=section.range[0],
             range_max=section.range[1],
@@ -137,7 +146,6 @@ def _dense(
             corpus_prompt=prompts[1],
             output_format="labeled-list",
             use_faiss=find_spec("faiss") is not None,
-            cache_folder=str(vectors),
         )
     shutil.rmtree(vectors, ignore_errors=True)
     facts.notes += [
@@ -147,6 +155,26 @@ def _dense(
         anchor: [text for text in negatives if text != anchor]
         for anchor, (_, *negatives) in zip(mined["anchor"], mined["positive"], strict=True)
     }
+
+
+def _encode_in_chunks(
+    encode: Callable[..., NDArray[np.float32]], folder: Path, texts: list[str], **options: Any
+) -> NDArray[np.float32]:
+    """Return the vectors of texts; each chunk of them is kept in a folder, and not encoded again if it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options |= {"show_progress_bar": sys.stderr.isatty()}
+    chunks: list[NDArray[np.float32]] = []
+    starts = range(0, len(texts), TEXTS_PER_CHUNK)
+    for start in starts:
+        if len(chunks) % max(1, len(starts) // 10) == 0:
+            logger.info("mining hard negatives: %d of %d texts encoded", start, len(texts))
+        file = folder / f"{start}.npy"
+        if not file.exists():
+            with (unfinished := file.with_suffix(".part")).open("wb") as stream:
+                np.save(stream, encode(texts[start : start + TEXTS_PER_CHUNK], **options))
+            unfinished.replace(file)
+        chunks.append(np.load(file))
+    return np.concatenate(chunks)
 
 
 def _lexical(task: RetrievalSet, section: MiningSection) -> Mined:

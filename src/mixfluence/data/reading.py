@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from mixfluence.data.formats import Source, read_both, read_rows, read_task
+from mixfluence.data.formats import Source, read_both, read_rows, read_task, reading_notes
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
@@ -87,7 +87,7 @@ def read_data(recipe: Recipe) -> Data:
     mixture, overlaps = without_overlap(
         Mixture(train), {name: task.queries for name, task in test.items()}, recipe.overlap
     )
-    for note in (note for rows in (*mixture.values(), *dev.values()) for note in rows.notes):
+    for note in reading_notes(mixture, dev, {}):
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)

@@ -194,8 +194,10 @@ def step_equivalents(run: Run) -> float:
     traces, work = {**run.stages, FINAL: run.trace}, 0.0
     for stage in run.recipe.strategy.stages(run.recipe):
         trace = traces.get(stage.name) or [{"step": 0}]
-        step_cost = scored if stage.merges else 1 + FORWARD if stage.against else 1
-        work += trace[-1]["step"] * step_cost + (scored if stage.scored else 0)
+        steps, step_cost = trace[-1]["step"], 1 + FORWARD if stage.against else 1
+        if stage.merges:
+            steps, step_cost = run.record.get("encodings", steps), scored
+        work += steps * step_cost + (scored if stage.scored else 0)
         for update in (line["update"] for line in trace if probing and "update" in line):
             assert probing is not None
             dev = sum(update.get("rows", {}).values()) / rows

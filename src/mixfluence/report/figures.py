@@ -78,7 +78,9 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
             continue
         prefix, shown = f"Stage {stage}: " if stage else "", curves.shown_datasets(trace)
         found = [(line["step"], line["outcome"]) for line in trace if "outcome" in line]
-        states = {"sampling probability": curves.sampling_states(trace), "mixture found so far": found}
+        merged = any("merged" in line.get("update", {}) for line in trace)
+        sampled = "mixture that each merge stands for" if merged else "sampling probability"
+        states = {sampled: curves.sampling_states(trace), "mixture found so far": found}
         if run.recipe.strategy.division:
             whole = by_dataset(curves.dataset_states(run, trace), list(run.recipe.train))
             yield from _lines(f"{prefix}sampling probability of datasets", {"": whole}, "probability", shape="hv")
@@ -94,7 +96,7 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
         for line in trace:
             for target, value in (line.get("update", {}).get("dev") or {}).items():
                 dev.setdefault(f"{stage}: {target}" if stage else target, []).append((line["step"], value))
-    yield from _lines("Training loss", {"": losses}, "loss", ink=True, smooth=True)
+    yield from _lines("Training loss", {"": losses}, "loss", ink=len(losses) == 1, smooth=True)
     yield from _lines("Dev metric of the sampler", {"": dev}, "dev metric")
     yield from _lines("Dev NDCG@10 of checkpoints", {"": curves.dev_evals(run)}, "NDCG@10 × 100")
     if own_epochs := curves.epochs(curves.with_terms(run.trace)):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
 from mixfluence.policy import Arms, Vector
+from mixfluence.runs import RECORD_FILE
 from mixfluence.schema import Positive, Section
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Stage:
         scored: Whether its model is scored on the dev sets once it is trained; see `Strategy.scoring`.
         merges: For the last one: its steps do not train. Each merges the models of the stages before it by other
             weights and scores the result on the dev sets; see `Strategy.merge_weights`.
-        reuse: Folder of the same stage in an earlier run, which is copied if it is finished.
+        reuse: Folder of the same stage in an earlier run, which is copied if it is finished; see `reused`.
     """
 
     name: str
@@ -49,6 +50,11 @@ class Stage:
     scored: bool = False
     merges: bool = False
     reuse: Path | None = None
+
+    @property
+    def reused(self) -> bool:
+        """Whether an earlier run has finished this stage, so that nothing is trained."""
+        return self.reuse is not None and (self.reuse / RECORD_FILE).exists()
 
     def warmup_steps(self, training: TrainingSection) -> int:
         """Return the steps of warm-up: the same share of the stage as of the run, if the stage is shorter."""

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Initial, InitialField, Vector, Weights
-from mixfluence.runs import STAGES_FOLDER
+from mixfluence.runs import RECORD_FILE, STAGES_FOLDER, read_record
 from mixfluence.schema import Count, PathLike, Share
 from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
 from mixfluence.strategies.crisp import CRISP
@@ -33,8 +33,8 @@ class Merge(Strategy):
     From the same start one expert is trained per dataset, or per cluster or mixture of them. The result is
     start + sum_i w_i (expert_i - start), with w_i >= 0 and sum_i w_i <= 1, so that the start has the rest. The weights
     are searched by the mean NDCG@10 of the merged model on samples of the dev sets: the start, every expert, the mean
-    of all, and from the best of these COBYQA, which needs no gradients. The weights without the start's are also those
-    of a data mixture, in `weights.json`.
+    of all, and from the best of these COBYQA, which needs no gradients, again and again until it finds nothing better.
+    The weights without the start's are also those of a data mixture, in `weights.json`.
 
     Experts do not depend on each other, so that adding a dataset takes one more expert. Prefer `InfDDS` when datasets
     help each other, which experts cannot learn from each other, and `RegMix` when only the mixture is wanted. Merging
@@ -45,7 +45,8 @@ class Merge(Strategy):
     in CPU memory if the device has no room.
 
     Attributes:
-        expert_steps: Steps of each expert; by default they share the steps of the run evenly.
+        expert_steps: Steps of each expert; by default as many as those of `experts`, or else they share the steps of
+            the run evenly.
         experts: Run folder of an earlier merge. Its experts are used again, so that only those of added datasets are
             trained; model, data and training must be the same.
         branching: Train an expert per cluster of the pool, so many in all, in place of one per dataset.
@@ -123,7 +124,7 @@ class Merge(Strategy):
             drawn = {name: partial(_mixture, init) for name, init in self.mixtures.items()}
         else:
             drawn = {name: partial(_mixture, _only(name, recipe.train)) for name in recipe.train}
-        steps = self.expert_steps or max(1, recipe.training.steps // len(drawn))
+        steps = self.expert_steps or self._earlier_steps() or max(1, recipe.training.steps // len(drawn))
         names = {name: f"expert-{quote(name, safe='')}" for name in drawn}
         earlier = {name: self.experts / STAGES_FOLDER / names[name] for name in names} if self.experts else {}
         experts = [Stage(names[name], steps, drawn[name], reuse=earlier.get(name)) for name in names]
@@ -131,6 +132,10 @@ class Merge(Strategy):
             FINAL, 1 if self.soup else self.evaluations, lambda found: Static(init=Weights(found)), merges=True
         )
         return [*experts, final]
+
+    def _earlier_steps(self) -> int | None:
+        records = sorted((self.experts / STAGES_FOLDER).glob(f"*/{RECORD_FILE}")) if self.experts else []
+        return int(read_record(records[0])["steps"]) if records else None
 
     def conclude(
         self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int
@@ -161,7 +166,8 @@ def search_simplex(
 ) -> Vector:
     """Return weights of the corners of a simplex with a high score; each different point is scored once.
 
-    Scored are the corners, their mean and the guesses, and then points that COBYQA asks for, from the best of them.
+    Scored are the corners, their mean and the guesses, and then points that COBYQA asks for, from the best of them,
+    again and again as long as it finds better ones.
     """
     from scipy.optimize import Bounds, LinearConstraint, minimize
 
@@ -178,21 +184,26 @@ def search_simplex(
 
     for point in (np.full(corners, 1 / corners), *guesses, *np.eye(corners)):
         measure(point)
-    left = evaluations - len(scores)
+    inside = LinearConstraint(np.ones(corners - 1), ub=1)
+    radii = {"initial_tr_radius": FIRST_RADIUS, "final_tr_radius": LAST_RADIUS}
+    share = 0.5
     # A first simplex of the optimiser takes a point per corner.
-    if left > corners > 1:
-        inside = LinearConstraint(np.ones(corners - 1), ub=1)
-        options = {"maxfev": left, "initial_tr_radius": FIRST_RADIUS, "final_tr_radius": LAST_RADIUS}
+    while (left := evaluations - len(scores)) > corners > 1:
+        before = max(scores.values())
         # From a corner itself most first steps would leave the simplex.
-        first = (best() + 1 / corners) / 2
+        first = (1 - share) * best() + share / corners
         minimize(
             lambda x: -measure(_on_simplex(x)),
             first[1:],
             method="COBYQA",
             bounds=Bounds(0, 1),
             constraints=inside,
-            options=options,
+            options=radii | {"maxfev": left},
         )
+        if max(scores.values()) == before:
+            break
+        # NDCG is rough: a new start often leads further.
+        share = 0.02
     return best()
 
 

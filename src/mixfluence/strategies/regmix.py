@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from mixfluence.errors import RecipeError
 from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, cap, softmax
 from mixfluence.policy.initial import read_weights
 from mixfluence.schema import Count, PathLike, WholeNumber
@@ -138,6 +139,10 @@ class Proxy(Strategy):
         start = softmax(self.around.logits(sizes))
         groups = _groups(start, list(sizes), read_weights(self.reuse) if self.reuse else {})
         mean = groups.sum(axis=1)
+        if len(groups) == 1:
+            fixed = ", ".join(f"{name}: {weight:.4g}" for name, weight in zip(sizes, groups[0], strict=True))
+            instead = f"train on it with strategy={{init: {{weights: {{{fixed}}}}}}}"
+            raise RecipeError(f"strategy: only one mixture is possible, so regmix has nothing to search; {instead}")
         ratios = groups / mean[:, None]
         if self.number == 0:
             return np.repeat((mean @ ratios)[None], count, axis=0)
