@@ -13,6 +13,9 @@ from sentence_transformers.base.model import BaseModel
 
 from mixfluence.errors import RecipeError
 
+# The switch of bitsandbytes' linear layers.
+PACKS_FOR_INFERENCE = "support_avx512bf16_for_cpu"
+
 
 def base_weights(precision: str) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for the frozen weights below an adapter, by the word of recipes."""
@@ -74,9 +77,15 @@ def has_adapter(model: BaseModel) -> bool:
     return bool(getattr(model.transformers_model, "_hf_peft_config_loaded", False))
 
 
-def is_four_bit(model: BaseModel) -> bool:
-    """Return whether the weights below an adapter are quantised to four bits."""
-    return bool(getattr(model.transformers_model, "is_loaded_in_4bit", False))
+def keep_four_bits(model: BaseModel) -> None:
+    """Make 4-bit weights stay as they are on a CPU.
+
+    There bitsandbytes packs them for inference at their first use in eval mode, and an adapter below gets no gradient
+    from then on.
+    """
+    for part in model.modules():
+        if hasattr(part, PACKS_FOR_INFERENCE):
+            setattr(part, PACKS_FOR_INFERENCE, False)
 
 
 def merge_lora(model: BaseModel) -> BaseModel:
