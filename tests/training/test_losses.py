@@ -104,12 +104,19 @@ def guide(tmp_path: Path, tiny_bert_folder: Path) -> str:
 
 CASES: dict[str, dict[str, Any]] = {
     "cached": {"mini_batch_size": 2},
+    "half precision": {"precision": "bf16"},
+    "recomputed": {"trainer_args": {"gradient_checkpointing": True}},
+    "recomputed, cached, half precision": {
+        "trainer_args": {"gradient_checkpointing": True},
+        "mini_batch_size": 2,
+        "precision": "bf16",
+    },
     "matryoshka": {"loss": {"matryoshka": DIMS}},
     "matryoshka cached": {"loss": {"matryoshka": DIMS}, "mini_batch_size": 2},
     "matryoshka m3-kd": {"loss": {"name": "m3-kd", "matryoshka": DIMS}},
     "gist": {"loss": {"name": "gist", "margin": 0.1}, "hard_negatives": 1},
     "gist cached": {"loss": {"name": "gist", "matryoshka": DIMS}, "mini_batch_size": 2},
-    "margin-mse": {"loss": "margin-mse"},
+    "margin-mse": {"loss": {"name": "margin-mse", "matryoshka": DIMS}},
     "distill-kl": {"loss": {"name": "distill-kl", "matryoshka": DIMS}},
     "sparse": {"kind": "sparse", "loss": {"flops": {"query": 0.01, "passage": 0.02}}},
     "sparse margin-mse cached": {"kind": "sparse", "loss": "margin-mse", "mini_batch_size": 2},
