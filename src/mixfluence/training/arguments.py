@@ -67,6 +67,9 @@ def check_engine(trainer: MixtureMixin) -> None:
         if found:
             raise RecipeError(f"fsdp: not supported with {what}")
     trainer.packing = False
+    # Where accelerate looks for the last norm of a model. It would shard a `Normalize` of sentence-transformers, and
+    # fail.
+    trainer.model.base_model_prefix = "transformers_model"
 
 
 def check_model(model: object, expected: type) -> None:
