@@ -246,11 +246,11 @@ def test_a_model_of_another_kind_is_refused_with_the_name_of_its_trainer(
 # Adapters.
 
 
-class LivePeak(TorchDispatchMode):
+class LivePeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes of tensors that were alive at once, of those that were made meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._now = self.most = 0
 
