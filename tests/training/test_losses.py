@@ -35,7 +35,7 @@ from mixfluence.recipe import Recipe, SelectionSection
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_run
 from mixfluence.strategies import FINAL, InfDDS, Stage, Static, Strategy
-from mixfluence.training.losses import LossSettings, build_loss, info_nce
+from mixfluence.training.losses import TAUGHT, LossSettings, build_loss, has_part, info_nce
 from mixfluence.training.trainer import MixtureMixin
 from tests.recipes import small_recipe
 from tests.training.runs import arguments, build, pool
@@ -158,8 +158,9 @@ def test_probes_change_nothing_and_a_resumed_run_is_the_run(make_recipe: MakeRec
 
 
 @pytest.mark.slow
-def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(train={"near": OWN, "far": None}, steps=8, hard_negatives=1, save_every=None)
+@pytest.mark.parametrize("kind", ["dense", "reranker"])
+def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe, kind: str) -> None:
+    recipe = make_recipe(kind, {"near": OWN, "far": None}, steps=8, hard_negatives=1, save_every=None)
     trainer = trainer_of(recipe, Frozen(**EVERY_STEP, inner_steps=1))
     assert isinstance(trainer.loss, dict)
     words = {number: word for word, number in trainer.model.tokenizer.get_vocab().items()}
@@ -168,7 +169,10 @@ def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> Non
     def watch(name: str) -> Callable[..., None]:
         def look(_: nn.Module, inputs: Any) -> None:
             columns = inputs[0]
-            texts = [[words[number] for number in row] for row in columns[0]["input_ids"].tolist()]
+            if kind == "reranker":
+                texts = [text.split() for text in columns[0]]
+            else:
+                texts = [[words[number] for number in row] for row in columns[0]["input_ids"].tolist()]
             prompted = all("w199" in text for text in texts)
             own = {int(word[1:]) < 100 for text in texts for word in text if word[0] == "w" and word != "w199"}
             assert len(own) == 1
@@ -183,8 +187,8 @@ def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> Non
     assert set(seen["near"]) == {(3, 4, True, True)}
     assert set(seen["far"]) == {(4, 3, False, False)}
     assert len(seen["near"]) + len(seen["far"]) == 8 + 7 * 2
-    assert isinstance(trainer.loss["near"], MarginMSELoss)
-    assert not isinstance(trainer.loss["far"], MarginMSELoss)
+    assert has_part(trainer.loss["near"], *TAUGHT)
+    assert not has_part(trainer.loss["far"], *TAUGHT)
 
 
 @pytest.mark.slow
