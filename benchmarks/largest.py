@@ -2,8 +2,9 @@
 
 Weights are random and of the right shape; nothing is downloaded. Each side of a model has a process of its own: static
 sampling, and Inf-DDS with its default probes. Peak memory is that of PyTorch's allocator. What probing adds is given
-in sizes of the trained parameters, which are the whole model or a LoRA adapter on a frozen base in bf16. A side that
-fails is reported, and the next one starts.
+in sizes of the trained parameters, which are the whole model or a LoRA adapter on a frozen base in bf16. All texts are
+equally long: probes draw further batches, and the longest of more batches would count as memory of probing. A side
+that fails is reported, and the next one starts.
 
     python benchmarks/largest.py --out largest.jsonl
     python benchmarks/largest.py --models gemma3-270m-lora qwen3-8b-lora
@@ -25,10 +26,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from side import QWEN, Size, bert, write_model
-from sizes import random_rows
+import numpy as np
+from side import QWEN, Size, bert, whole_words, write_model
 
 EVERY = 4  # steps between rounds of probes
+WORDS = {"anchor": 10, "positive": 120}  # of one token each
 GIB = 2**30
 
 
@@ -48,6 +50,15 @@ MODELS = {
 LORA = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": "all-linear"}
 # Smaller models keep their activations; larger ones compute them again.
 CHECKPOINTED = {"qwen3-4b", "qwen3-8b-lora", "qwen3-32b-lora"}
+
+
+def equal_rows(count: int, seed: int) -> dict[str, list[str]]:
+    """Return rows of random words that all have the same number of tokens."""
+    random, words = np.random.default_rng(seed), np.array(whole_words(), object)
+    return {
+        name: [" ".join(words[random.integers(0, len(words), length)]) for _ in range(count)]
+        for name, length in WORDS.items()
+    }
 
 
 def build(size: Size, folder: Path, *, tiny: bool, checkpointed: bool) -> Any:
@@ -113,8 +124,8 @@ def measure(name: str, side: str, options: argparse.Namespace, folder: Path) -> 
     trainer = MixtureTrainer(
         model,
         args,
-        {f"set {number}": Dataset.from_dict(random_rows(8 * batch, number)) for number in range(3)},
-        dev_dataset={"target": Dataset.from_dict(random_rows(128, 100))} if adaptive else None,
+        {f"set {number}": Dataset.from_dict(equal_rows(8 * batch, number)) for number in range(3)},
+        dev_dataset={"target": Dataset.from_dict(equal_rows(128, 100))} if adaptive else None,
         strategy=InfDDS(init=UNIFORM, update_every=EVERY, warmup_steps=2) if adaptive else Static(init=UNIFORM),
         loss=info_nce(model, 0.05),
         callbacks=[Clock()],

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.model import BaseModel
 
-from mixfluence.errors import RecipeError
+from mixfluence.errors import DataError, RecipeError
+
+# The switch of bitsandbytes' linear layers.
+PACKS_FOR_INFERENCE = "support_avx512bf16_for_cpu"
 
 
 def base_weights(precision: str) -> dict[str, Any]:
@@ -74,9 +80,32 @@ def has_adapter(model: BaseModel) -> bool:
     return bool(getattr(model.transformers_model, "_hf_peft_config_loaded", False))
 
 
-def is_four_bit(model: BaseModel) -> bool:
-    """Return whether the weights below an adapter are quantised to four bits."""
-    return bool(getattr(model.transformers_model, "is_loaded_in_4bit", False))
+def keep_four_bits(model: BaseModel) -> None:
+    """Make 4-bit weights stay as they are on a CPU.
+
+    There bitsandbytes packs them for inference at their first use in eval mode, and an adapter below gets no gradient
+    from then on.
+    """
+    for part in model.modules():
+        if hasattr(part, PACKS_FOR_INFERENCE):
+            setattr(part, PACKS_FOR_INFERENCE, False)
+
+
+def load_trained(model: BaseModel, folder: Path) -> None:
+    """Load a checkpoint of a model with an adapter: the adapter and the layers outside of the transformer.
+
+    The frozen weights stay: sentence-transformers would load the base once more, as it was before it was quantised.
+    """
+    from peft import set_peft_model_state_dict
+
+    inner, saved = model.transformers_model, load_file(folder / "adapter_model.safetensors")
+    tensors = {name.removeprefix("base_model.model."): value for name, value in saved.items()}
+    found = set_peft_model_state_dict(inner, tensors, inner.active_adapters()[0])
+    if found.unexpected_keys:
+        raise DataError(f"{folder}: holds another adapter, with {found.unexpected_keys[0]}")
+    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8"))[1:]:
+        if model[module["idx"]].state_dict():
+            model[module["idx"]].load_state_dict(load_file(folder / module["path"] / "model.safetensors"))
 
 
 def merge_lora(model: BaseModel) -> BaseModel:

@@ -30,7 +30,7 @@ from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import short
 from mixfluence.strategies import FINAL, Stage, Strategy
-from mixfluence.training.arguments import check_arguments
+from mixfluence.training.arguments import FIXED, check_arguments
 from mixfluence.training.batches import NumNegatives
 from mixfluence.training.kinds import TRAINERS_BY_KIND
 from mixfluence.training.losses import LossSettings, build_loss, group_losses
@@ -162,7 +162,9 @@ def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
 
 
 def check_environment() -> None:
-    """Refuse an incomplete set of launcher variables, with which each process would train a run of its own."""
+    """Refuse DeepSpeed, and an incomplete set of launcher variables: each process would train a run of its own."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
     missing = [name for name in LAUNCHER if not os.environ.get(name)]
     several = os.environ.get("WORLD_SIZE", "1") != "1" or os.environ.get("LOCAL_RANK", "-1") != "-1"
     if missing and several:
@@ -278,6 +280,10 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
                 raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
             converted[name] = _converted(name, value, types[name])
     refuse(problems)
+    # Before the trainer library asks for the package of one of them.
+    for name, (value, reason) in FIXED.items():
+        if converted.get(name, value) != value:
+            raise RecipeError(f"training.trainer_args.{name}: not supported, {reason}")
     if converted.get("neftune_noise_alpha") is not None:
         raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
     if converted.get("use_liger_kernel") and find_spec("liger_kernel") is None:

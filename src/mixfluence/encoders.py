@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from mixfluence.adapters import add_lora, base_weights, has_adapter
+from mixfluence.adapters import add_lora, base_weights, has_adapter, keep_four_bits
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
 
@@ -137,10 +137,13 @@ def _load(kind: Kind, name: str, weights: Mapping[str, Any], device: str | None 
             # sentence-transformers would add an autoencoder to a model without the head of a masked language model.
             shared = {f"{part}_kwargs": options for part in ("processor", "config")}
             body = Transformer(name, transformer_task="fill-mask", model_kwargs={**weights, **options}, **shared)
-            return SparseEncoder(modules=[body, SpladePooling("max")], device=device)
-        if kind == "reranker":
-            options["num_labels"] = 1
-        return KINDS[kind](name, model_kwargs=dict(weights), device=device, **options)
+            model: BaseModel = SparseEncoder(modules=[body, SpladePooling("max")], device=device)
+        else:
+            if kind == "reranker":
+                options["num_labels"] = 1
+            model = KINDS[kind](name, model_kwargs=dict(weights), device=device, **options)
+    keep_four_bits(model)
+    return model
 
 
 def _saved_as(name: str, revision: str | None) -> str | None:

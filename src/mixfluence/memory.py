@@ -70,8 +70,8 @@ def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     weights = trained * FULL + _frozen_bytes(model, section.lora)
     in_half = recipe.training.precision != "fp32"
-    # Weights in fp32 are computed with in bf16.
-    casts = sum(p.numel() for p in model.parameters()) * HALF if in_half and _in_fp32(section.lora) else 0.0
+    # Linear layers in fp32 are computed with in bf16, embeddings and norms are not.
+    casts = sum(p.numel() for p in _linear(model)) * HALF if in_half and _in_fp32(section.lora) else 0.0
     activations = _activations(recipe, model) * (1 if in_half else FULL / HALF)
     parts = {
         "weights": weights,
@@ -113,10 +113,14 @@ def _in_fp32(lora: LoraSection | None) -> bool:
     return lora is None or lora.base == "fp32"
 
 
-def _frozen_bytes(model: nn.Module, lora: LoraSection | None) -> float:
+def _linear(model: nn.Module) -> set[Tensor]:
     from torch import nn
 
-    linear = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    return {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+
+
+def _frozen_bytes(model: nn.Module, lora: LoraSection | None) -> float:
+    linear = {id(weight) for weight in _linear(model)}
     small = BASE[lora.base] if lora else FULL
     other = max(small, HALF)
     frozen = [p for p in model.parameters() if not p.requires_grad]

@@ -126,6 +126,18 @@ def test_it_is_refused_before_any_data_is_read(load: Load, place: Path) -> None:
         run(load(adam_beta2=0.9))
 
 
+def test_deepspeed_is_refused_with_its_reason_whether_it_is_installed_or_not(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = r"deepspeed: .*probes cannot restore"
+    with pytest.raises(RecipeError, match=rf"^training\.trainer_args\.{reason}"):
+        check_training_arguments(load(deepspeed="zero.json"))
+    # As accelerate's launcher does.
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(RecipeError, match=f"^{reason}"):
+        check_training_arguments(load())
+
+
 def test_only_the_wrong_one_is_named(load: Load) -> None:
     right = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 2, "report_to": "none"}
     check_training_arguments(load(**right))

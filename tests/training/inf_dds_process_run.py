@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import nn
 from transformers import TrainerCallback
 
@@ -61,6 +62,8 @@ def main(
     Other options are training arguments.
     """
     model: Any = load_encoder(model_folder, lora=LORA if adapter else None, device="cpu")
+    # As most embedders have it.
+    model.append(Normalize())
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

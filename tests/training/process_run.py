@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from mixfluence import UNIFORM, Static, info_nce
+from mixfluence.encoders import Kind, load_encoder
 from tests.training.runs import arguments, build
 
 
-def main(model_folder: str, output: Path, batch_size: int) -> None:
-    model = SentenceTransformer(model_folder, device="cpu")
+def main(model_folder: str, output: Path, batch_size: int, kind: Kind) -> None:
+    model = load_encoder(model_folder, kind=kind, device="cpu")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     # Without clipping, whose threshold would act on each process's share of the gradient alike.
-    args = arguments(output, per_device_train_batch_size=batch_size, learning_rate=1e-3, max_grad_norm=0.0)
+    args = arguments(output, kind, per_device_train_batch_size=batch_size, learning_rate=1e-3, max_grad_norm=0.0)
     loss = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
     build(model, args, loss=loss, strategy=Static(init=UNIFORM)).train()
     weights = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])

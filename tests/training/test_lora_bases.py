@@ -1,8 +1,8 @@
 """The frozen weights below a LoRA adapter may be of lower precision than what is trained.
 
 - An adapter is trained in fp32 whatever its base, and the base stays as it was.
-- Quantised bases train and probe where bitsandbytes is installed; elsewhere they are refused. On a CPU it has no
-  gradients through four bits, so that these are refused there too.
+- Quantised bases train and probe where bitsandbytes is installed, on a CPU too; elsewhere they are refused.
+- A resumed run loads what was trained, and leaves the base as it is.
 - A quantised model cannot be merged with its adapter, which the recipe says at once.
 """
 
@@ -16,16 +16,19 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3Model
 
-from mixfluence.encoders import load_encoder
+from mixfluence.encoders import Kind, load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import LoraSection
 from mixfluence.strategies import InfDDS
+from mixfluence.training.trainer import MixtureMixin
 from tests.training.runs import arguments, build, pool
 from tests.training.test_inf_dds import EVERY_STEP, updates
+from tests.training.test_inf_dds_resume import assert_equal_tensors
 
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": ["q_proj", "v_proj"]}
 QUANTISED = ["int8", "nf4"]
 INSTALLED = find_spec("bitsandbytes") is not None
+QUANTISED_CASES = [("dense", base) for base in QUANTISED if INSTALLED]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def decoder_folder(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["fp32", "bf16", *(["int8"] if INSTALLED else [])])
+@pytest.mark.parametrize("base", ["fp32", "bf16", *(QUANTISED if INSTALLED else [])])
 def test_the_adapter_is_trained_in_fp32_and_its_base_is_not(decoder_folder: Path, tmp_path: Path, base: str) -> None:
     model = load_encoder(str(decoder_folder), lora=LORA | {"base": base}, device="cpu")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -54,18 +57,36 @@ def test_the_adapter_is_trained_in_fp32_and_its_base_is_not(decoder_folder: Path
     assert all("lora_" in name for name in trained)
     assert {after[name].dtype for name in trained} == {torch.float32}
     assert {name for name in before if not torch.equal(before[name], after[name])} == trained
-    expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+    expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "nf4": torch.uint8}
     assert model[0].model.layers[0].self_attn.q_proj.weight.dtype == expected[base]
     assert len(updates(trainer)) == 3
 
 
-def test_four_bits_do_not_train_on_a_cpu(decoder_folder: Path, tmp_path: Path) -> None:
-    def trainer() -> object:
-        model = load_encoder(str(decoder_folder), lora=LORA | {"base": "nf4"}, device="cpu")
-        return build(model, arguments(tmp_path, "dense"))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [("dense", "bf16"), *((kind, "fp32") for kind in ("multi-vector", "reranker")), *QUANTISED_CASES],
+)
+def test_a_run_is_resumed_without_its_base(
+    decoder_folder: Path, tiny_bert_folder: Path, tmp_path: Path, kind: Kind, base: str
+) -> None:
+    shutil.copytree(decoder_folder if kind == "dense" else tiny_bert_folder, tmp_path / "base")
+    targets = LORA["targets"] if kind == "dense" else ["query", "value"]
 
-    with pytest.raises(RecipeError, match=r"model\.lora\.base: nf4 needs"):
-        trainer()
+    def trainer() -> MixtureMixin:
+        settings = LORA | {"base": base, "targets": targets}
+        model = load_encoder(str(tmp_path / "base"), kind=kind, lora=settings, device="cpu")
+        args = arguments(tmp_path / "run", kind, max_steps=4, save_strategy="steps", save_steps=2)
+        strategy = InfDDS(**EVERY_STEP, inner_steps=1)
+        return build(model, args, strategy=strategy, dev_dataset={"dev": pool()["near"]})
+
+    whole, again = trainer(), trainer()
+    # It would otherwise be read again, in another precision.
+    shutil.rmtree(tmp_path / "base")
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert again.mixture_state() == whole.mixture_state()
+    assert_equal_tensors(whole.model.state_dict(), again.model.state_dict())
 
 
 @pytest.mark.parametrize("base", QUANTISED)

@@ -36,7 +36,14 @@ from mixfluence.recipe import Recipe, SelectionSection
 from mixfluence.recipe_yaml import load_recipe
 from mixfluence.runs import read_run
 from mixfluence.strategies import FINAL, InfDDS, Stage, Static, Strategy
-from mixfluence.training.losses import LossSettings, PackedMultipleNegativesRankingLoss, build_loss, info_nce
+from mixfluence.training.losses import (
+    TAUGHT,
+    LossSettings,
+    PackedMultipleNegativesRankingLoss,
+    build_loss,
+    has_part,
+    info_nce,
+)
 from mixfluence.training.trainer import MixtureMixin
 from tests.recipes import small_recipe
 from tests.training.runs import arguments, build, pool
@@ -105,12 +112,19 @@ def guide(tmp_path: Path, tiny_bert_folder: Path) -> str:
 
 CASES: dict[str, dict[str, Any]] = {
     "cached": {"mini_batch_size": 2},
+    "half precision": {"precision": "bf16"},
+    "recomputed": {"trainer_args": {"gradient_checkpointing": True}},
+    "recomputed, cached, half precision": {
+        "trainer_args": {"gradient_checkpointing": True},
+        "mini_batch_size": 2,
+        "precision": "bf16",
+    },
     "matryoshka": {"loss": {"matryoshka": DIMS}},
     "matryoshka cached": {"loss": {"matryoshka": DIMS}, "mini_batch_size": 2},
     "matryoshka m3-kd": {"loss": {"name": "m3-kd", "matryoshka": DIMS}},
     "gist": {"loss": {"name": "gist", "margin": 0.1}, "hard_negatives": 1},
     "gist cached": {"loss": {"name": "gist", "matryoshka": DIMS}, "mini_batch_size": 2},
-    "margin-mse": {"loss": "margin-mse"},
+    "margin-mse": {"loss": {"name": "margin-mse", "matryoshka": DIMS}},
     "distill-kl": {"loss": {"name": "distill-kl", "matryoshka": DIMS}},
     "sparse": {"kind": "sparse", "loss": {"flops": {"query": 0.01, "passage": 0.02}}},
     "sparse margin-mse cached": {"kind": "sparse", "loss": "margin-mse", "mini_batch_size": 2},
@@ -152,8 +166,9 @@ def test_probes_change_nothing_and_a_resumed_run_is_the_run(make_recipe: MakeRec
 
 
 @pytest.mark.slow
-def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(train={"near": OWN, "far": None}, steps=8, hard_negatives=1, save_every=None)
+@pytest.mark.parametrize("kind", ["dense", "reranker"])
+def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe, kind: str) -> None:
+    recipe = make_recipe(kind, {"near": OWN, "far": None}, steps=8, hard_negatives=1, save_every=None)
     trainer = trainer_of(recipe, Frozen(**EVERY_STEP, inner_steps=1))
     assert isinstance(trainer.loss, dict)
     words = {number: word for word, number in trainer.model.tokenizer.get_vocab().items()}
@@ -162,7 +177,10 @@ def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> Non
     def watch(name: str) -> Callable[..., None]:
         def look(_: nn.Module, inputs: Any) -> None:
             columns = inputs[0]
-            texts = [[words[number] for number in row] for row in columns[0]["input_ids"].tolist()]
+            if kind == "reranker":
+                texts = [text.split() for text in columns[0]]
+            else:
+                texts = [[words[number] for number in row] for row in columns[0]["input_ids"].tolist()]
             prompted = all("w199" in text for text in texts)
             own = {int(word[1:]) < 100 for text in texts for word in text if word[0] == "w" and word != "w199"}
             assert len(own) == 1
@@ -177,8 +195,8 @@ def test_settings_of_a_dataset_apply_to_it_alone(make_recipe: MakeRecipe) -> Non
     assert set(seen["near"]) == {(3, 4, True, True)}
     assert set(seen["far"]) == {(4, 3, False, False)}
     assert len(seen["near"]) + len(seen["far"]) == 8 + 7 * 2
-    assert isinstance(trainer.loss["near"], MarginMSELoss)
-    assert not isinstance(trainer.loss["far"], MarginMSELoss)
+    assert has_part(trainer.loss["near"], *TAUGHT)
+    assert not has_part(trainer.loss["far"], *TAUGHT)
 
 
 @pytest.mark.slow

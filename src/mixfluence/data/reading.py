@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from mixfluence.data.formats import Source, read_both, read_rows, read_task, reading_notes
+from mixfluence.data.formats import Source, read_both, read_rows, read_task
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
@@ -56,14 +56,17 @@ class Data:
     @property
     def notes(self) -> list[str]:
         """What the readers have noted, each with its section and dataset."""
-        sections = {"train": self.train, "dev": self.dev}
-        notes = [
-            f"{section} {name}: {note}"
-            for section, sets in sections.items()
-            for name, rows in sets.items()
-            for note in rows.notes
-        ]
+        notes = _notes_of_rows({"train": self.train, "dev": self.dev})
         return notes + [f"test {note}" for task in self.test.values() for note in task.notes]
+
+
+def _notes_of_rows(sections: Mapping[str, Mapping[str, RowSet]]) -> list[str]:
+    return [
+        f"{section} {name}: {note}"
+        for section, sets in sections.items()
+        for name, rows in sets.items()
+        for note in rows.notes
+    ]
 
 
 def read_data(recipe: Recipe) -> Data:
@@ -87,7 +90,7 @@ def read_data(recipe: Recipe) -> Data:
     mixture, overlaps = without_overlap(
         Mixture(train), {name: task.queries for name, task in test.items()}, recipe.overlap
     )
-    for note in reading_notes(mixture, dev, {}):
+    for note in _notes_of_rows({"train": mixture, "dev": dev}):
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)

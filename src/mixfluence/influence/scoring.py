@@ -18,7 +18,8 @@ Features = dict[str, Any]
 TOKENS = ("input_ids", "position_ids", "token_type_ids")
 COMBINED = {*TOKENS, "max_length_q", "cu_seq_lens_q", "seq_idx"}
 # Passages of other rows that a cross-encoder compares with each query: all of them would be a forward pass per pair.
-OTHER_ROWS = 8
+# As many as in training, so that a dev row costs what a training row does.
+OTHER_ROWS = 4
 
 
 @dataclass(frozen=True)

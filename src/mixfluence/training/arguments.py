@@ -11,7 +11,6 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
-from mixfluence.adapters import is_four_bit
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.schema import short, unknown_key
@@ -51,9 +50,7 @@ def check_arguments(args: BaseTrainingArguments) -> None:
 
 
 def check_engine(trainer: MixtureMixin) -> None:
-    """Refuse ways to divide a model among processes, and what does not work with FSDP2; 4-bit weights on a CPU."""
-    if trainer.args.device.type == "cpu" and is_four_bit(trainer.model):
-        raise RecipeError("model.lora.base: nf4 needs a GPU, bitsandbytes computes no gradients through it on a CPU")
+    """Refuse ways to divide a model among processes, and what does not work with FSDP2."""
     if trainer.is_deepspeed_enabled:
         raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
     if not trainer.is_fsdp_enabled:
@@ -70,6 +67,9 @@ def check_engine(trainer: MixtureMixin) -> None:
         if found:
             raise RecipeError(f"fsdp: not supported with {what}")
     trainer.packing = False
+    # Where accelerate looks for the last norm of a model. It would shard a `Normalize` of sentence-transformers, and
+    # fail.
+    trainer.model.base_model_prefix = "transformers_model"
 
 
 def check_model(model: object, expected: type) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from sentence_transformers import (
     SparseEncoderTrainer,
 )
 from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixfluence.training.batches import prompts_of
 from mixfluence.training.trainer import MixtureMixin, MixtureTrainer
@@ -39,6 +40,10 @@ class RerankerMixtureTrainer(MixtureMixin, CrossEncoderTrainer):
 
     kind = "reranker"
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.model.register_forward_hook(_as_dict)
+
     def get_data_collator(
         self, model: CrossEncoder, args: CrossEncoderTrainingArguments, processing_class: Any = None
     ) -> CrossEncoderDataCollator:
@@ -49,6 +54,14 @@ class RerankerMixtureTrainer(MixtureMixin, CrossEncoderTrainer):
         """Return the columns of texts and the teacher's scores."""
         texts = [value for name, value in inputs.items() if name != "label" and isinstance(value, list)]
         return texts, inputs.get("label")
+
+
+def _as_dict(_: nn.Module, __: Any, output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the output of a cross-encoder as a dict: torch finds no tensors in the class of its tokenizer's outputs.
+
+    Several processes would take all parameters for unused.
+    """
+    return dict(output)
 
 
 @dataclass

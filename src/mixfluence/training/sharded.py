@@ -1,4 +1,4 @@
-"""Saving and loading of models that several processes hold in shards."""
+"""Saving and loading of models that several processes hold in shards, or of which an adapter alone is trained."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from sentence_transformers.base.trainer import BaseTrainer
 from torch import nn
 from transformers.trainer import SCHEDULER_NAME
 
+from mixfluence.adapters import has_adapter, load_trained
 from mixfluence.influence.shards import load_shards, save_shards, whole
 
 
 class ShardedMixin(BaseTrainer):
-    """A trainer that also saves and resumes sharded models (FSDP2); others as its base does.
+    """A trainer that also saves and resumes sharded models (FSDP2) and adapters; others as its base does.
 
     sentence-transformers saves only models that are whole. The checkpoints of accelerate cannot hold the optimizer of
     a model with parameters that never had a gradient, such as the pooler of BERT.
@@ -31,6 +32,8 @@ class ShardedMixin(BaseTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:
             load_shards(Path(checkpoint_path), self.model)
+        elif has_adapter(self.model):
+            load_trained(self.model, Path(checkpoint_path))
         else:
             super()._load_from_checkpoint(checkpoint_path)
 
