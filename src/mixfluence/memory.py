@@ -15,7 +15,7 @@ from mixfluence.preflight import model_is_here
 from mixfluence.recipe import LoraSection, ModelSection, Recipe
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 GIB = 2**30
 # Bytes of a number: trained ones are fp32 whatever the precision of the computation.
@@ -113,7 +113,7 @@ def _in_fp32(lora: LoraSection | None) -> bool:
     return lora is None or lora.base == "fp32"
 
 
-def _linear(model: nn.Module) -> set[nn.Parameter]:
+def _linear(model: nn.Module) -> set[Tensor]:
     from torch import nn
 
     return {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
