@@ -15,7 +15,7 @@ from mixfluence.preflight import model_is_here
 from mixfluence.recipe import LoraSection, ModelSection, Recipe
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 GIB = 2**30
 # Bytes of a number: trained ones are fp32 whatever the precision of the computation.
