@@ -173,7 +173,7 @@ def _encode_in_chunks(
             with (unfinished := file.with_suffix(".part")).open("wb") as stream:
                 np.save(stream, encode(texts[start : start + TEXTS_PER_CHUNK], **options))
             unfinished.replace(file)
-        chunks.append(np.load(file))
+        chunks.append(np.load(file, allow_pickle=False))
     return np.concatenate(chunks)
 
 
