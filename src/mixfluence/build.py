@@ -239,8 +239,6 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
         "bf16": _bf16(training.precision, device),
         "use_cpu": device.type == "cpu",
         "logging_steps": training.log_every,
-        # Filtering reads every step's loss, which waits for the device; NaN shows in the log.
-        "logging_nan_inf_filter": False,
         "save_strategy": "steps" if save_every else "no",
         "save_steps": save_every or training.steps,
         "save_total_limit": 2,

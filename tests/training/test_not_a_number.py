@@ -41,7 +41,7 @@ class Exploding(nn.Module):
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
-    args = arguments(tmp_path, save_strategy="steps", save_steps=2, logging_nan_inf_filter=False)
+    args = arguments(tmp_path, save_strategy="steps", save_steps=2)
     with pytest.raises(MixfluenceError, match=r"-?(inf|nan) at step 3"):
         build(tiny_bert, args, loss=Exploding(tiny_bert)).train()
     trace = read_trace(tmp_path / "trace.jsonl")
@@ -53,9 +53,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(tiny_bert: SentenceTransformer
 def test_parameters_that_are_not_numbers_are_never_saved(
     saved: str, kept: list[str], tiny_bert: SentenceTransformer, tmp_path: Path
 ) -> None:
-    args = arguments(
-        tmp_path, save_strategy=saved, save_steps=2, logging_steps=100, max_steps=6, logging_nan_inf_filter=False
-    )
+    args = arguments(tmp_path, save_strategy=saved, save_steps=2, logging_steps=100, max_steps=6)
     with pytest.raises(MixfluenceError, match=f"not finite at step {4 if kept else 6}"):
         build(tiny_bert, args, loss=Exploding(tiny_bert)).train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == kept

@@ -66,6 +66,8 @@ class MixtureCallback(TrainerCallback):
             self._trainer.probing.start()
         # The Trainer would delete old checkpoints before the new one is complete.
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
+        # Filtering waits for the device at every step and hides NaN from the log, where `on_log` looks for it.
+        args.logging_nan_inf_filter = False
         self._started = time.monotonic()
         saved = self._trainer.resumed
         self._unwritten = saved["untold"] if saved else []
