@@ -284,7 +284,8 @@ class MixtureMixin(ShardedMixin):
         return tokenise_all(datasets, self.model, self.args, {*self.mixture, *(self.dev or ())})
 
     def _learn_packing(self, rows: MixtureRows) -> Packing | None:
-        packing, losses = None, self.loss.values() if isinstance(self.loss, dict) else [self.loss]
+        packing = None
+        losses = self.loss.values() if isinstance(self.loss, dict) else [self.loss]
         possible = self.can_pack and not any(has_part(loss, *GUIDED) for loss in losses)
         if possible and (self.args.device.type == "cuda" if self.packing is None else self.packing):
             some = rows.batch(0, np.arange(min(4, self.mixture.sizes[next(iter(self.mixture))])))
@@ -333,8 +334,7 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         batch_sizes: Rows per batch and process of some datasets by name; others have that of `args`.
         packing: Pack sequences instead of padding them. None does so on a GPU, for models whose embeddings it changes
             by rounding only. In one process, small batches of packed sequences train by CUDA graphs.
-        compiled: Compile the transformer for packed sequences, which takes half a minute. It pays off for small
-            encoders after some thousand steps.
+        compiled: Compile the transformer for packed sequences, which takes half a minute at the start.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
         columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
