@@ -32,8 +32,10 @@ from reproduction.workers import Job, read_lines, run_jobs
 
 RESULTS = FOLDER / "corpora" / "runs.jsonl"
 TARGETS = ["covidqa", "insuranceqa", "obliqa", "climatefever", "cosqa", "selqa"]
+# Alone, all domains whose documents give pairs of two kinds or more.
+OTHERS = ["checkthat", "medquad", "mssupport", "nq", "scitldr", "socode"]
 POOLS = ["alone", "pool"]
-SETTINGS = [f"{target} {pool}" for pool in POOLS for target in TARGETS]
+SETTINGS = [*(f"{target} alone" for target in [*TARGETS, *OTHERS]), *(f"{target} pool" for target in TARGETS)]
 CLUSTERS = {"arms": {"clusters": 8}}
 UNIFORM: Job = {"name": "static", "init": "uniform"}
 GUIDED: Job = {"name": "inf-dds", "init": "uniform"}

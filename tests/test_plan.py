@@ -102,10 +102,10 @@ def shown(plan: Plan) -> str:
             0,
         ),
         ("name: odm", 100, 0),
-        # 32 and 48 queries with 80 and 80 passages are 240 texts, 1.875 batches of 64 rows with two texts each.
-        ("name: merge, evaluations: 8, dev_queries: 48, dev_passages: 80", 3 * 33 + 8 * 1.875 / 3, 0),
-        ("name: merge, soup: true, expert_steps: 50, dev_queries: 48, dev_passages: 80", 150 + 1.875 / 3, 0),
-        ("name: regmix, proxies: 9, dev_queries: 48, dev_passages: 80", 100 + 9 * (10 + 1.875 / 3), 0),
+        # Two dev sets have 24 queries and 40 passages each: 128 texts, a batch of 64 rows with two texts each.
+        ("name: merge, evaluations: 8, dev_queries: 48, dev_passages: 80", 3 * 33 + 8 / 3, 0),
+        ("name: merge, soup: true, expert_steps: 50, dev_queries: 48, dev_passages: 80", 150 + 1 / 3, 0),
+        ("name: regmix, proxies: 9, dev_queries: 48, dev_passages: 80", 100 + 9 * (10 + 1 / 3), 0),
         # 1120 rows and 1032 of dev are 33.625 batches.
         ("name: crisp", 100 + 33.625 / 3, 0),
     ],

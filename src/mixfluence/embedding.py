@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -80,7 +80,9 @@ class TextEncoder:
             for places in track(batches, "encoding", console=console, transient=True, disable=not show_progress):
                 features = texts.layout.features(texts.token_ids(places))
                 options = {"task": features["task"]} if isinstance(model, MultiVectorEncoder) else {}
-                yield places, model(place(features, model.device), **options)
+                with float32_products("tf32"):
+                    output = model(place(features, model.device), **options)
+                yield places, output
 
 
 def _batches(lengths: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
@@ -105,3 +107,30 @@ def place(batch: Any, device: torch.device) -> Any:
 def shape_free_attention() -> AbstractContextManager[None]:
     """Disable cuDNN's attention, which builds a new plan for every input shape: 17 s in ten steps on an H200."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+@contextmanager
+def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Set the precision of float32 products on a GPU; on a CPU they are exact either way.
+
+    TF32 rounds factors to 11 bits, which encoding can afford. Scores cannot: different ones would become ties. Torch
+    2.9 changed the interface; reading the old one raises once the Trainer's `tf32=True` has set the new one.
+    """
+    backends: Any = torch.backends  # mypy does not know its attributes
+    if not hasattr(backends, "fp32_precision"):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if precision == "tf32" and torch.cuda.is_available() else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    wanted = {backends.cuda.matmul: precision, backends.mkldnn.matmul: "ieee"}
+    found = {products: products.fp32_precision for products in wanted}
+    try:
+        for products, own in wanted.items():
+            products.fp32_precision = own
+        yield
+    finally:
+        for products, own in found.items():
+            products.fp32_precision = own

@@ -25,11 +25,11 @@ from mixfluence.data.formats import read_task
 from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import TokenTable
-from mixfluence.embedding import TextEncoder
+from mixfluence.embedding import TextEncoder, float32_products
 from mixfluence.encoders import is_linear, kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
-from mixfluence.evaluation.search import full_float32, tokenised_sides
+from mixfluence.evaluation.search import tokenised_sides
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -87,7 +87,7 @@ class Merger:
     def merge(self, weights: Iterable[float]) -> BaseModel:
         """Return the model after setting it to a weighted sum, the start first."""
         shares = torch.tensor(list(weights))
-        with full_float32():
+        with float32_products("ieee"):
             for name, tensor in _parameters(self.model).items():
                 stack = self._stacks[name]
                 tensor.copy_(torch.tensordot(shares.to(stack), stack, dims=1))
@@ -283,8 +283,8 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
         if run.recipe.model != recipe.model:
             raise DataError(f"{run.path}: started from {run.recipe.model.name}, not from {recipe.model.name}")
     names = run_labels([run.path for run in runs])
-    dev = (read_task(name, source) for name, source in recipe.dev.items())
-    tasks = [] if strategy.soup else dev_samples(recipe, strategy.scoring, dev)
+    tasks = [] if strategy.soup else [read_task(name, source) for name, source in recipe.dev.items()]
+    tasks = dev_samples(recipe, strategy.scoring, tasks)
     merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
     scorer = DevScorer(merger.model, tasks, recipe.evaluation.batch_size)
     datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}

@@ -266,7 +266,8 @@ def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
     """Return the cost of scoring one model on the dev sets; a training row has at least two texts."""
     scoring, training = recipe.strategy.scoring, recipe.training
     assert scoring is not None
-    texts = sum(min(scoring.queries, rows) + scoring.passages for rows in guides.values())
+    queries, passages = scoring.shares(len(guides))
+    texts = sum(min(queries, rows) + passages for rows in guides.values())
     return texts / (2 * training.batch_size * training.gradient_accumulation) * FORWARD
 
 

@@ -98,7 +98,7 @@ def test_a_soup_is_scored_once() -> None:
 
 
 def test_every_dataset_has_an_expert() -> None:
-    recipe = small_recipe(strategy="merge")
+    recipe = small_recipe(strategy={"name": "merge", "evaluations": 100})
     first, second, final = recipe.strategy.stages(recipe)
     assert [stage.name for stage in (first, second, final)] == ["expert-a", "expert-b", "final"]
     assert [stage.steps for stage in (first, second, final)] == [50, 50, 100]
@@ -114,7 +114,8 @@ def test_a_plan_counts_an_encoding_per_merge_but_of_a_linear_model_one_per_exper
     sizes = {"train": {name: {"published": {"rows": 100}} for name in "ab"}, "dev": {"a": {"published": {"rows": 50}}}}
     costs = []
     for model in ("wordllama", str(tiny_bert_folder)):
-        final = plan_run(small_recipe(strategy="merge", model={"name": model}, **sizes)).stages[-1]
+        strategy = {"name": "merge", "evaluations": 100, "dev_passages": 500}
+        final = plan_run(small_recipe(strategy=strategy, model={"name": model}, **sizes)).stages[-1]
         costs.append(final.cost)
     # 50 queries and 500 passages, two to a row of a batch of 8, at a third of a training step.
     assert costs == pytest.approx([3 * 550 / 16 / 3, 100 * 550 / 16 / 3])

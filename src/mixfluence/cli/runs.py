@@ -236,7 +236,7 @@ def merge(
     base: Annotated[
         float | None, Option("--with-base", min=0, max=1, metavar="SHARE", help="Share of the start in the merge.")
     ] = None,
-    evaluations: Annotated[int, Option(min=1, help="Most merges to score.")] = 100,
+    evaluations: Annotated[int, Option(min=1, help="Most merges to score.")] = 300,
 ) -> None:
     """Merge the models of finished runs: evenly, or by the weights with the best NDCG@10 on dev sets; then test."""
     from mixfluence.build import build_model

@@ -6,7 +6,7 @@ Plans and runs read it with the same function.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -105,9 +105,9 @@ def read_data(recipe: Recipe) -> Data:
     return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps, samples)
 
 
-def dev_samples(recipe: Recipe, scoring: Scoring, tasks: Iterable[RetrievalSet]) -> list[RetrievalSet]:
+def dev_samples(recipe: Recipe, scoring: Scoring, tasks: Sequence[RetrievalSet]) -> list[RetrievalSet]:
     """Return a sample of each dev set to score models by; with `selection.dev: halves` of the half that guides."""
-    return [scoring_sample(task, scoring.queries, scoring.passages, halves=recipe.halves) for task in tasks]
+    return [scoring_sample(task, *scoring.shares(len(tasks)), halves=recipe.halves) for task in tasks]
 
 
 def _read_each(

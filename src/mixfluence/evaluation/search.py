@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokenize import Task, tokenise_texts
 from mixfluence.data.tokens import TokenTable
-from mixfluence.embedding import TextEncoder, prompt_of, text_encoders
+from mixfluence.embedding import TextEncoder, float32_products, prompt_of, text_encoders
 from mixfluence.errors import MixfluenceError
 from mixfluence.influence.snapshot import preserve_modes
 
@@ -178,7 +177,7 @@ def exact_search(
 
     Products are taken in float32, on the device of the embeddings; `query_chunk` x `chunk` scores exist at a time.
     """
-    with full_float32(), torch.autocast(queries.device.type, enabled=False):
+    with float32_products("ieee"), torch.autocast(queries.device.type, enabled=False):
         found = [_search_block(block.float(), corpus, k, chunk) for block in torch.split(queries, query_chunk)]
     return torch.cat([scores for scores, _ in found]), torch.cat([positions for _, positions in found])
 
@@ -199,29 +198,3 @@ def _best(best: Hits | None, others: Hits, k: int) -> Hits:
     scores, positions = (torch.cat(parts, dim=1) for parts in zip(best, others, strict=True)) if best else others
     kept_scores, kept = scores.topk(min(k, scores.shape[1]))
     return kept_scores, positions.gather(1, kept)
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Disable TF32 and bf16 in float32 products, which would turn different scores into ties.
-
-    Torch 2.9 changed the interface; reading the old one raises once the Trainer's `tf32=True` has set the new one.
-    """
-    backends: Any = torch.backends  # mypy does not know its attributes
-    if not hasattr(backends, "fp32_precision"):
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(precision)
-        return
-    products = (backends.cuda.matmul, backends.mkldnn.matmul)
-    precisions = [product.fp32_precision for product in products]
-    try:
-        for product in products:
-            product.fp32_precision = "ieee"
-        yield
-    finally:
-        for product, precision in zip(products, precisions, strict=True):
-            product.fp32_precision = precision

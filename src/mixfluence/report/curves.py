@@ -186,7 +186,7 @@ def step_equivalents(run: Run) -> float:
     """
     training, probing, scoring = run.recipe.training, run.recipe.strategy.probing, run.recipe.strategy.scoring
     rows = training.batch_size * training.gradient_accumulation
-    texts = len(run.recipe.dev) * (scoring.queries + scoring.passages) if scoring else 0
+    texts = scoring.queries + scoring.passages if scoring else 0
     # A training row has two texts.
     scored = texts / (2 * rows) * FORWARD
     spent, hours = (sum(run.record.get(unit, {}).values()) for unit in ("seconds", "gpu_hours"))

@@ -71,10 +71,14 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How models are scored on each dev set: by so many of its queries, in a corpus of so many passages."""
+    """How models are scored: by so many queries, in corpora of so many passages, which the dev sets share evenly."""
 
     queries: int
     passages: int
+
+    def shares(self, dev_sets: int) -> tuple[int, int]:
+        """Return the queries and passages of each dev set."""
+        return max(1, self.queries // dev_sets), max(1, self.passages // dev_sets)
 
 
 class Strategy(Section):

@@ -55,8 +55,8 @@ class Merge(Strategy):
         soup: Give every expert the same weight instead of searching weights.
         start_share: Share of the start in the merge, against forgetting; None to search it too, 0 in a soup.
         evaluations: Most merges that are scored.
-        dev_queries: Queries of each dev set by which merges are scored.
-        dev_passages: Passages in the corpus of each dev set, those that are relevant included.
+        dev_queries: Queries by which merges are scored; the dev sets share them evenly.
+        dev_passages: Passages that these queries search, shared likewise, those that are relevant included.
         max_epochs: Cannot be set: an expert draws its dataset until its steps are done.
     """
 
@@ -70,9 +70,9 @@ class Merge(Strategy):
     mixtures: Annotated[dict[str, InitialField], Field(min_length=1)] | None = None
     soup: bool = False
     start_share: Share | None = None
-    evaluations: Count = 100
-    dev_queries: Count = 100
-    dev_passages: Count = 500
+    evaluations: Count = 300
+    dev_queries: Count = 500
+    dev_passages: Count = 2_500
 
     @model_validator(mode="after")
     def _experts_of_one_kind(self) -> Self:

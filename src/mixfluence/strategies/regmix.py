@@ -54,8 +54,8 @@ class RegMix(Strategy):
         proxy_steps: Steps of a proxy run; a tenth of the final run if None.
         reuse: Weights of an earlier mixture, `weights.json` of its run. Its datasets keep their ratios, and only their
             sum and the weights of added datasets are searched; datasets that were dropped are left out.
-        dev_queries: Queries of each dev set by which proxies are scored.
-        dev_passages: Passages in the corpus of each dev set, those that are relevant included.
+        dev_queries: Queries by which proxies are scored; the dev sets share them evenly.
+        dev_passages: Passages that these queries search, shared likewise, those that are relevant included.
         max_epochs: Most passes over any dataset in the final run.
     """
 
@@ -66,8 +66,8 @@ class RegMix(Strategy):
     proxies: Annotated[int, Field(ge=8, lt=10_000)] = 32
     proxy_steps: Count | None = None
     reuse: PathLike | None = None
-    dev_queries: Count = 100
-    dev_passages: Count = 500
+    dev_queries: Count = 500
+    dev_passages: Count = 2_500
 
     @property
     def start_label(self) -> str:
