@@ -59,6 +59,8 @@ EARLIER = {
         "doge, 0.3, preconditioned": "doge",
     },
 }
+# Rows of the study `start-mldr` -> the name here. Its MultiDDS has the paper's settings.
+EARLIER_LANGUAGES = {"crisp-32": "crisp", "multidds-uniform": "multidds, the paper's settings"}
 
 # Parts of a run's seconds that depend on the sampler; "stages" are proxies and experts.
 COST = ("train", "probe", "stages", "cluster", "select")
@@ -82,7 +84,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.stage == "table":
-        print("\n".join(tables([*earlier_lines(), *read_lines(options.out)])))
+        lines = {key_of(line): line for line in [*earlier_lines(), *read_lines(options.out)]}
+        print("\n".join(tables(list(lines.values()))))
         return
     done = {key_of(line) for line in earlier_lines()}
     jobs = [
@@ -119,7 +122,7 @@ def key_of(job: Job) -> tuple[Any, ...]:
 
 
 def earlier_lines() -> list[Job]:
-    """Return the first three seeds of baselines on English targets, which `reproduction.english.study` ran."""
+    """Return three seeds of baselines, which `reproduction.english.study` and the study `start-mldr` ran."""
     found = []
     for name, methods in EARLIER.items():
         for line in read_lines(FOLDER / "results" / name):
@@ -129,6 +132,12 @@ def earlier_lines() -> list[Job]:
                 method = methods[line["method"]]
                 job = {"stage": "final", "method": method, "setting": setting, "seed": line["seed"]}
                 found.append({**job, "scores": line["test"], "seconds": line["seconds"]})
+    for line in read_lines(FOLDER / "results" / "twins.jsonl"):
+        if line["setting"] == "twin-mldr13" and line["row"] in EARLIER_LANGUAGES:
+            method = EARLIER_LANGUAGES[line["row"]]
+            job = {"stage": "final", "method": method, "setting": "languages uniform", "seed": line["seed"]}
+            scores = {name: score / 100 for name, score in line["ndcg@10"].items()}
+            found.append({**job, "scores": scores, "seconds": line["seconds"]})
     return found
 
 
