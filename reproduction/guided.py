@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to every recipe")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--scratch", type=Path, default=Path("runs/guided"))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -192,7 +193,7 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
     else:
         corpus = 2_000 if languages else 20_000
         changes += ["test={}", f"selection={{every: {options.steps}, dev: halves, corpus: {corpus}}}"]
-    return load_recipe(path, changes)
+    return load_recipe(path, [*changes, *options.set])
 
 
 def result_of(folder: Path) -> Job:
