@@ -1,14 +1,16 @@
 """Many small runs on one GPU: every process trains one run after another, so that libraries are imported once.
 
 A job is a mapping that identifies a run. Results are appended to a file as they come, and jobs that are in it are
-skipped, so the same command continues.
+skipped, so the same command continues. Processes end with the one that started them.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -51,6 +53,7 @@ def run_jobs(
 
 
 def _work(perform: Perform, folder: Path, waiting: Queue[Job | None], finished: Queue[Job]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while (job := waiting.get()) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -58,3 +61,11 @@ def _work(perform: Perform, folder: Path, waiting: Queue[Job | None], finished: 
         except Exception as error:
             finished.put({**job, "error": f"{type(error).__name__}: {error}"})
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    # A run that goes on would write into the folder of the run that a new start of the study puts there.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

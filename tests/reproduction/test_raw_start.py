@@ -2,7 +2,6 @@
 
 - Its page shows the tables of the stored results, number by number.
 - Its files describe the runs that were measured.
-- Workers append the results of jobs that succeed, and skip those that are there.
 - Every run of the grid has a valid recipe, and gives a line and the scores of each query for the tables.
 """
 
@@ -18,7 +17,7 @@ from reproduction.cells import build_cells, load
 from reproduction.raw_runs import RESULTS, jobs_of, perform, recipe_of
 from reproduction.raw_start import CONTROLS, grid_tables, tables
 from reproduction.schema import FOLDER, load_setting, load_study
-from reproduction.workers import Job, read_lines, run_jobs
+from reproduction.workers import read_lines
 from tests.test_experiment import write_domain
 
 
@@ -91,19 +90,3 @@ def test_a_run_of_the_grid_gives_a_line_and_scores_by_query(tiny_bert_folder: Pa
     assert list(scores.columns["row"]) == [job["row"] for job in chosen]
     assert list(paired.columns["row"]) == ["inf-dds uniform"]
     assert costs.columns["static runs"][0] == "1.00"
-
-
-def halve(job: Job, folder: Path) -> Job:
-    """Stands for a run: fails for zero, and needs a folder that does not exist."""
-    folder.mkdir(parents=True)
-    return {"share": 1 / job["number"]}
-
-
-@pytest.mark.slow
-def test_workers_append_results_and_skip_what_is_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "results" / "runs.jsonl"
-    for numbers in (0, 1, 2), (1, 2, 4):
-        jobs = [{"number": number} for number in numbers]
-        run_jobs(jobs, halve, identity=["number"], out=out, scratch=tmp_path / "scratch", processes=2)
-    assert sorted(map(str, read_lines(out))) == sorted(str({"number": n, "share": 1 / n}) for n in (1, 2, 4))
-    assert "0 ZeroDivisionError" in capfd.readouterr().out
