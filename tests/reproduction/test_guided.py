@@ -39,7 +39,7 @@ def options(tmp_path: Path, tiny_bert_folder: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "twin-mldr13.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     monkeypatch.setattr(guided, "FOLDER", tmp_path)
-    return argparse.Namespace(data=tmp_path, model=str(tiny_bert_folder), steps=6)
+    return argparse.Namespace(data=tmp_path, model=str(tiny_bert_folder), steps=6, set=[])
 
 
 @pytest.mark.slow
