@@ -1,4 +1,4 @@
-"""Guide sampling by a metric of your own: how far the right passage is ahead of the best wrong one.
+"""Guide sampling by your own metric: the similarity of the right passage minus that of the most similar wrong one.
 
 python examples/custom_metric.py
 """

@@ -1,6 +1,6 @@
-"""A sampler of your own: uniform at first, by size at the end.
+"""Write your own sampler: uniform at first, proportional to size at the end.
 
-Its annotated fields are its settings, checked when it is built. `docs/write-a-strategy.md` shows one that measures.
+Its annotated fields are its settings. `docs/write-a-strategy.md` shows a sampler that measures influences.
 
 python examples/custom_strategy.py
 """
@@ -21,10 +21,10 @@ from mixfluence.schema import Positive
 
 
 class Fading(Strategy):
-    """Draw uniformly at first and by size at the end.
+    """Draw uniformly at first and in proportion to size at the end.
 
     Attributes:
-        power: How the change is spread over the run: 1 is linear, more is later.
+        power: When the change happens: 1 is a linear change, larger values change later.
     """
 
     title = "Fading"

@@ -1,4 +1,4 @@
-"""Adapt a decoder with LoRA: only the adapter is trained, so probes copy little.
+"""Adapt a decoder with LoRA. Only the adapter is trained, so probes copy only the adapter.
 
 python examples/lora_decoder.py                                        # a tiny model with random weights
 python examples/lora_decoder.py --model Qwen/Qwen3-Embedding-0.6B
@@ -20,7 +20,7 @@ from mixfluence import UNIFORM, InfDDS, MixtureTrainer, info_nce
 
 
 def tiny_decoder() -> SentenceTransformer:
-    """Return a decoder of two small layers with last-token pooling, which reads bytes."""
+    """Return a byte-level decoder with two small layers and last-token pooling."""
     symbols = ["<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

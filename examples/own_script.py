@@ -1,4 +1,4 @@
-"""Train on three datasets in a script of your own; a dev set decides how often each is drawn.
+"""Train on three datasets in your own script. A dev set decides how often each is drawn.
 
 python examples/own_script.py
 python examples/own_script.py --model sentence-transformers/all-MiniLM-L6-v2 --learning-rate 2e-5
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--output", default="runs/own-script")
     options = parser.parse_args()
 
-    # Replace by your own: name -> datasets.Dataset with the columns anchor, positive and any hard negatives.
+    # Replace with your own data: name -> datasets.Dataset with the columns anchor, positive and any hard negatives.
     train, dev = toy_datasets()
     model = load_encoder(options.model)
     trainer = MixtureTrainer(

@@ -1,4 +1,4 @@
-"""Three small training sets and a dev set, so that the examples run without a download."""
+"""Three small training sets and a dev set, so that the examples need no download of data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pairs(question: str, names: Iterable[str], answers: Mapping[str, str]) -> Da
 
 
 def toy_datasets() -> tuple[dict[str, Dataset], dict[str, Dataset]]:
-    """Return the training sets and the dev set; `support` is the target, `travel` does not help it."""
+    """Return the training sets and the dev set. `support` is the target; `travel` does not help it."""
     train = {
         "support": pairs("My {} {}. What can I do?", DEVICES[:5], ADVICE),
         "manuals": pairs("{} {}", DEVICES, ADVICE),
