@@ -14,8 +14,8 @@ from typing import Any
 
 from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
-from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare
-from mixfluence.runs import MEASURE, Run
+from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare, contrast_between
+from mixfluence.runs import Run
 
 TARGET = "queries"
 # The kind of pair that most resembles a query, if none are labelled.
@@ -24,9 +24,9 @@ STAND_INS = ("title", "heading", "first-sentence", "crop")
 MIN_PAIRS = 64
 # Formats that a dataset can be named by, such as `hub:ID`, and the key that the name is.
 NAMED_FORMATS = {"mteb": "task", "hub": "id", "ir_datasets": "id", "pydocs": "library"}
-# A static embedding has no layers whose knowledge a large learning rate would destroy.
 # What else was tested, beside the start, by the name of its scores.
 LEXICAL = {"bm25": "BM25 alone", "fusion": "Rank fusion with BM25"}
+# A static embedding has no layers whose knowledge a large learning rate would destroy.
 STATIC = {"learning_rate": 1e-3, "temperature": 0.05}
 TRANSFORMER = {"learning_rate": 2e-5, "temperature": 0.02}
 
@@ -174,21 +174,14 @@ class Verdict:
 
 def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
     """Compare adapted models with the start, and with uniform sampling if there is any; several runs are seeds."""
-    runs = [*adapted, *uniform]
-    found = compare(runs, measure=MEASURE)
+    found = compare([*adapted, *uniform])
     # Reversed, so that the first of several wins: the fusion with the adapted model.
-    places = {row.runs[0].untrained: place for place, row in reversed(list(enumerate(found.rows, 1)))}
+    places = {row.runs[0].untrained: place for place, row in reversed(list(enumerate(found.rows)))}
     if "zero-shot" not in places:
         raise MixfluenceError(f"{adapted[0].path}: the start was not scored; see evaluation.references")
-
-    def between(first: int, second: int) -> Contrast:
-        contrast = compare(runs, measure=MEASURE, between=(str(first), str(second))).contrast
-        assert contrast is not None  # two rows were named
-        return contrast
-
-    lexical = {name: between(places[name], 1) for name in LEXICAL if name in places}
-    start = between(1, places["zero-shot"])
-    return Verdict(replace(found, contrast=start), start, between(1, 2) if uniform else None, lexical)
+    lexical = {name: contrast_between(found, places[name], 0) for name in LEXICAL if name in places}
+    start = contrast_between(found, 0, places["zero-shot"])
+    return Verdict(replace(found, contrast=start), start, contrast_between(found, 0, 1) if uniform else None, lexical)
 
 
 def _compared(found: Difference) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from mixfluence.errors import DataError, RecipeError, first_line
-from mixfluence.report.compare import Comparison, compare
+from mixfluence.report.compare import Comparison, compare, contrast_between
 from mixfluence.report.summary import make_sheets
 from mixfluence.report.tables import markdown_table
 from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
@@ -69,6 +70,6 @@ def _sections(run: Run) -> Iterator[str]:
 
 def _compared(run: Run) -> Comparison:
     """Return the run beside its references, tested against the start if that was scored."""
-    alone = compare([run])
-    start = next((place for place, row in enumerate(alone.rows, 1) if row.runs[0].untrained == "zero-shot"), None)
-    return compare([run], between=("1", str(start))) if start else alone
+    found = compare([run])
+    start = next((place for place, row in enumerate(found.rows) if row.runs[0].untrained == "zero-shot"), None)
+    return replace(found, contrast=contrast_between(found, 0, start)) if start else found

@@ -34,9 +34,8 @@ def make_notes(comparison: Comparison) -> list[str]:
         notes.append("No test results: give the runs test sets, or score their models with mixfluence evaluate.")
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
     notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
-    statics = [group for group in comparison.groups if group.recipe.strategy.baseline and comparison.cost(group)]
-    if len(statics) > 1:
-        notes.append(f"Cost is relative to {statics[0].label}, the first of several static rows.")
+    if len(comparison.statics) > 1:
+        notes.append(f"Cost is relative to {comparison.statics[0].label}, the first of several static rows.")
     return notes + [f"Caution: {sentence}." for sentence in comparison.notes]
 
 
