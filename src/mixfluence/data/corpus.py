@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-import xxhash
 from pydantic import model_validator
 
 from mixfluence.data.pairs import RecordReader
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Facts, Row, RowSet, convert_once
+from mixfluence.data.rows import Facts, Row, RowSet, convert_once, hash_order
 from mixfluence.data.source import (
     ExistingPath,
     FileSource,
@@ -146,10 +145,9 @@ class CorpusSource(FileSource):
             facts.notes.append(f"{self.queries}: {len(unknown)} {what}, such as that of {unknown[0]}")
         if len(found) < 2:
             raise DataError(f"{self.queries}: {len(found)} queries are too few to be split into dev and test")
-        order = sorted(found, key=lambda query: xxhash.xxh3_128_hexdigest(query.encode()))
-        half = len(order) // 2
-        chosen = set({"dev": order[:half], "test": order[half:]}.get(self.split, order))
-        return {query: texts for query, texts in found.items() if query in chosen}
+        order, half, labelled = hash_order(found), len(found) // 2, list(found.items())
+        chosen = {"dev": order[:half], "test": order[half:]}.get(self.split, order)
+        return dict(labelled[place] for place in sorted(chosen))
 
 
 def _with_texts(file: Path, documents: dict[str, str]) -> Iterator[Record]:
@@ -211,8 +209,7 @@ def take_split(documents: Sequence[Document], split: Split) -> list[Document]:
     count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * len(documents)))
     if count == 0:
         raise DataError(f"{len(documents)} documents are too few to hold out a tenth of them; use the split 'all'")
-    hashes = [xxhash.xxh3_128_hexdigest(document.whole.encode()) for document in documents]
-    order = sorted(range(len(documents)), key=lambda place: (hashes[place], place))
+    order = hash_order(document.whole for document in documents)
     parts = {"dev": order[:count], "test": order[count : 2 * count], "train": order[2 * count :]}
     return [documents[place] for place in sorted(parts[split])]
 

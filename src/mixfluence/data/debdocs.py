@@ -20,7 +20,7 @@ from pydantic import StringConstraints
 
 from mixfluence.data.cache import cached
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Row, RowSet, convert_once
+from mixfluence.data.rows import Row, RowSet, convert_once, shorten
 from mixfluence.data.source import ExistingPath, SourceSection, read_lines
 from mixfluence.errors import DataError
 
@@ -104,7 +104,7 @@ def _rows(files: list[Path], language: str, split: Split) -> Iterator[Row]:
             continue
         seen.update((package.short, package.paragraphs[0]))
         if SPLITS.get(xxhash.xxh3_64_intdigest(package.name.encode()) % 10, "train") == split:
-            yield Row(package.short, _truncated(passage))
+            yield Row(package.short, shorten(passage, MAX_PASSAGE_CHARS))
 
 
 def _packages(path: Path, language: str) -> Iterator[Package]:
@@ -136,12 +136,6 @@ def _append(paragraphs: list[str], line: str) -> None:
         paragraphs.append("")
     if text != ".":
         paragraphs[-1] = f"{paragraphs[-1]} {text}".strip()
-
-
-def _truncated(text: str) -> str:
-    cut = text[: MAX_PASSAGE_CHARS + 1]
-    # Languages without spaces are cut anywhere.
-    return text if len(text) <= MAX_PASSAGE_CHARS else cut.rpartition(" ")[0] or cut[:-1]
 
 
 def _fetched(language: str) -> Path:

@@ -91,6 +91,19 @@ def text_key(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
+def hash_order(texts: Iterable[str]) -> list[int]:
+    """Return the positions of texts in an order that depends on nothing but the texts, for splits."""
+    hashes = [xxhash.xxh3_128_hexdigest(text.encode()) for text in texts]
+    return sorted(range(len(hashes)), key=hashes.__getitem__)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return at most `most` characters of a text, cut at a space if it has any."""
+    if len(text) <= most:
+        return text
+    return text[: most + 1].rpartition(" ")[0] or text[:most]
+
+
 def count_difference(name: str, what: str, found: int, published: int | None) -> Iterator[str]:
     """Yield a note if a count is known and differs from what was read."""
     if published is not None and found != published:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import pandas
 import torch
 import xxhash
 from datasets import Dataset
@@ -320,11 +321,10 @@ def _number_texts(rows: Dataset, folder: Path) -> tuple[dict[str, NDArray[np.boo
     first = {}
     for stem, side in ("anchor", "query"), ("passage", "document"):
         found = np.concatenate(keys[stem])
-        _, firsts, inverse = np.unique(found, return_index=True, return_inverse=True)
-        first[side] = np.isin(np.arange(len(found)), firsts)
+        first[side] = ~pandas.Series(found).duplicated().to_numpy()
         np.save(folder / f"{stem}_keys.npy", found)
         # Distinct texts are numbered in order of first occurrence.
-        np.save(folder / f"{stem}s.npy", np.argsort(np.argsort(firsts)).astype(np.int32)[inverse])
+        np.save(folder / f"{stem}s.npy", pandas.factorize(found)[0].astype(np.int32))
     np.save(folder / "passage_starts.npy", starts)
     if any(np.isfinite(part).any() for part in scores):
         np.save(folder / "scores.npy", np.concatenate(scores))

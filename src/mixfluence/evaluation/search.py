@@ -183,13 +183,11 @@ def exact_search(
 
 
 def _search_block(queries: Tensor, corpus: Tensor, k: int, chunk: int) -> tuple[Tensor, Tensor]:
-    empty = queries.new_empty(len(queries), 0)
-    best = empty, torch.empty_like(empty, dtype=torch.long)
-    start = 0
-    for block in torch.split(corpus, chunk):
+    best: Hits | None = None
+    for number, block in enumerate(torch.split(corpus, chunk)):
         scores, positions = (queries @ block.float().T).topk(min(k, len(block)))
-        best = _best(best, (scores, positions + start), k)
-        start += len(block)
+        best = _best(best, (scores, positions + number * chunk), k)
+    assert best is not None
     return best
 
 
