@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfluence.preflight import model_is_here
+from mixfluence.preflight import can_load
 from mixfluence.recipe import LoraSection, ModelSection, Recipe
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None
     None for a model that is not here, has no transformer, or would need code of its own.
     """
     section = recipe.model
-    if section.name == "wordllama" or section.trust_remote_code or not model_is_here(section):
+    if section.name == "wordllama" or not can_load(section):
         return None
     model = _shape(section)
     if model is None:
@@ -70,8 +70,9 @@ def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     weights = trained * FULL + _frozen_bytes(model, section.lora)
     in_half = recipe.training.precision != "fp32"
+    in_fp32 = section.lora is None or section.lora.base == "fp32"
     # Linear layers in fp32 are computed with in bf16, embeddings and norms are not.
-    casts = sum(p.numel() for p in _linear(model)) * HALF if in_half and _in_fp32(section.lora) else 0.0
+    casts = sum(p.numel() for p in _linear(model)) * HALF if in_half and in_fp32 else 0.0
     activations = _activations(recipe, model) * (1 if in_half else FULL / HALF)
     parts = {
         "weights": weights,
@@ -107,10 +108,6 @@ def _shape(section: ModelSection) -> Any:
     except (OSError, ValueError):
         return None
     return model
-
-
-def _in_fp32(lora: LoraSection | None) -> bool:
-    return lora is None or lora.base == "fp32"
 
 
 def _linear(model: nn.Module) -> set[Tensor]:
