@@ -95,7 +95,7 @@ def _add(sources: dict[str, Any], word: str, splits: dict[str, str]) -> None:
         name, source = path.name.partition(".")[0], {"format": "beir" if beir else "pairs", "path": word}
     elif colon:
         if format_ not in NAMED_FORMATS:
-            raise RecipeError(f"{word}: no such file, and no format to name datasets by ({', '.join(NAMED_FORMATS)})")
+            raise RecipeError(f"{word}: no such file; expected a path, or FORMAT:NAME of {', '.join(NAMED_FORMATS)}")
         name, source = value.rpartition("/")[2], {"format": format_, NAMED_FORMATS[format_]: value}
     elif word.isidentifier() or word.replace("-", "").replace(".", "").isalnum():
         name, source = word, {"format": "mteb", "task": word}

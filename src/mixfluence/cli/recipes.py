@@ -16,7 +16,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
-from mixfluence.display import counted, duration, facts_table, percent, printable
+from mixfluence.display import counted, duration, facts_table, percent, plain_table, printable
 from mixfluence.errors import MixfluenceError, RecipeError, collecting
 
 if TYPE_CHECKING:
@@ -62,11 +62,8 @@ def plan_view(plan: Plan) -> Group:
 
 
 def _datasets(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("dataset")
     stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
-    for heading in ("rows", "share", f"epochs{stage}"):
-        table.add_column(heading, justify="right")
+    table = plain_table("dataset", "rows", "share", f"epochs{stage}")
     for dataset in plan.datasets:
         share = "from encodings" if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
@@ -197,9 +194,7 @@ def cache(
 
     now = time.time()
     found = [entry for entry in entries() if now - entry.used >= unused * 86_400]
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading in ("content", "entries", "size", "last used"):
-        table.add_column(heading, justify="left" if heading == "content" else "right")
+    table = plain_table("content", "entries", "size", "last used")
     for kind in sorted({entry.folder.parent.name for entry in found}):
         own = [entry for entry in found if entry.folder.parent.name == kind]
         used = f"{duration(now - max(entry.used for entry in own))} ago"

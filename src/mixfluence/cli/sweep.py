@@ -196,13 +196,14 @@ def write_files(target: str, folder: Path) -> tuple[Path, Path]:
     (folder / RECIPE).unlink(missing_ok=True)
     for sampler in SAMPLERS:
         shutil.rmtree(folder / sampler, ignore_errors=True)
-    documents = [{"_id": id, "text": text} for id, text in zip(task.doc_ids, task.docs, strict=True)]
-    queries = [
-        {"query": text, "doc_ids": list(task.qrels[id])} for id, text in zip(task.query_ids, task.queries, strict=True)
-    ]
-    files: dict[Path, list[Any]] = {folder / "docs.jsonl": documents, folder / "labelled.jsonl": queries[::LABELLED]}
-    for path, records in files.items():
-        with writing(path):
-            write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    first, second = files
-    return first, second
+    documents, queries = folder / "docs.jsonl", folder / "labelled.jsonl"
+    texts = zip(task.doc_ids, task.docs, strict=True)
+    _write_records(documents, [{"_id": id, "text": text} for id, text in texts])
+    labelled = list(zip(task.query_ids, task.queries, strict=True))[::LABELLED]
+    _write_records(queries, [{"query": text, "doc_ids": list(task.qrels[id])} for id, text in labelled])
+    return documents, queries
+
+
+def _write_records(path: Path, records: list[dict[str, Any]]) -> None:
+    with writing(path):
+        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

@@ -74,8 +74,8 @@ def find_roles(record: Mapping[str, Any], where: str, option: str) -> Roles:
         anchors, positives = anchors or others, positives or others
     example = json.dumps(dict(zip(("anchor", "positive"), [*texts, "...", "..."], strict=False)), ensure_ascii=False)
     if len(anchors) != 1 or len(positives) != 1:
-        found = f"found the columns {names(record)}, which do not tell the anchor and the positive"
-        raise DataError(f"{where}: {found}; write {option.format(example)}")
+        unclear = f"cannot tell which of the columns {names(record)} are the anchor and the positive"
+        raise DataError(f"{where}: {unclear}; write {option.format(example)}")
     if labels:
         example = json.dumps({"anchor": anchors[0], "positive": positives[0]}, ensure_ascii=False)
         found = f"found the column '{labels[0]}', but every row is trained as a positive pair"

@@ -141,7 +141,7 @@ def _append(paragraphs: list[str], line: str) -> None:
 def _fetched(language: str) -> Path:
     """Return the folder with a language's file, fetched by apt-get if it is not in the cache."""
     if shutil.which("apt-get") is None:
-        raise DataError("debdocs: without path, apt-get fetches the files, which is not installed; give their folder")
+        raise DataError("debdocs: apt-get is not installed; give the folder with the files as path")
     return cached("debian", language, lambda folder: folder, partial(_fetch, language))
 
 

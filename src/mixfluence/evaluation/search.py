@@ -155,7 +155,7 @@ def search_bm25(task: RetrievalSet, k: int) -> Hits:
 
     tokens = bm25s.tokenize(list(task.docs), show_progress=False)
     if not any(tokens.ids):
-        logger.warning("%s: no passage has a word, so that BM25 finds none", task.name)
+        logger.warning("%s: no passage contains a word, so BM25 finds nothing", task.name)
         first = torch.arange(min(k, len(task.docs))).expand(len(task.queries), -1)
         return torch.zeros(first.shape), first
     index = bm25s.BM25()

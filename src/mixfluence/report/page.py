@@ -32,7 +32,7 @@ ASSETS = files("mixfluence.report") / "assets"
 def render_page(runs: Sequence[Run]) -> str:
     """Return the report of some runs, finished or not, as HTML."""
     if len({run.path.resolve() for run in runs}) < max(len(runs), 1):
-        raise DataError("expected at least one run, each of them once")
+        raise DataError("expected at least one run, and none twice")
     found = overview(runs)
     links = [f'<a href="#run-{number}">{escape(group.label)}</a>' for number, group in enumerate(found.groups)]
     title = ", ".join(group.label for group in found.groups)
