@@ -50,14 +50,15 @@ class Checked(NamedTuple):
 
 
 def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
-    """Check arguments, output, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
+    """Check arguments, output, model and data, and add what is wrong to `problems`; return None if data is wrong.
 
-    Data on this machine is read. Data elsewhere counts with its published size; it needs one, which is not said again
-    if `problems` has it.
+    Data on this machine is read. Data elsewhere counts with its published size; a missing size is reported only if
+    `problems` is empty.
     """
     checked = None
     absent, unknown = _absent(recipe)
-    problems += [] if problems else unknown
+    if not problems:
+        problems.extend(unknown)
     if recipe.training.trainer_args:
         from mixfluence.build import check_training_arguments
 
@@ -89,7 +90,7 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
 
 
 def _check_start(recipe: Recipe, checked: Checked | None) -> None:
-    """Set up the run on a few rows; without all its data, or if something is wrong already, load its model alone."""
+    """Set up the run on a few rows; if data is missing or something is wrong already, only load the model."""
     if not can_load(recipe.model):
         return
     if checked and checked.data and not checked.absent:

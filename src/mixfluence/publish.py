@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from mixfluence.errors import DataError, RecipeError, first_line
 from mixfluence.report.compare import Comparison, compare, contrast_between
 from mixfluence.report.summary import make_sheets
-from mixfluence.report.tables import markdown_table
+from mixfluence.report.tables import markdown_table, markdown_text
 from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
 from mixfluence.training.folder import CARD_HEADING
 
@@ -55,7 +55,7 @@ def push(run: Run, repository: str, *, private: bool) -> str:
 
 def _mixture(run: Run) -> str:
     mixture = sorted(run.weights.items(), key=lambda item: -item[1])
-    shares = "\n".join(f"| {name} | {share:.1%} |" for name, share in mixture)
+    shares = "\n".join(f"| {markdown_text(name)} | {share:.1%} |" for name, share in mixture)
     return f"{CARD_HEADING}\n\n| dataset | probability |\n|---|---:|\n{shares}"
 
 

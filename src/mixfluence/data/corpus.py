@@ -123,7 +123,8 @@ class CorpusSource(FileSource):
         without = []
         for document in chosen:
             rows = list(make(document, self.words, self.seed))
-            without += [] if rows else [f"'{document.id}'"]
+            if not rows:
+                without.append(f"'{document.id}'")
             yield from rows
         if len(without) == len(chosen):
             raise DataError(f"{self.path}: no pairs of the kind '{self.kind}': found only documents {lack}")
@@ -138,7 +139,8 @@ class CorpusSource(FileSource):
         unknown = []
         for row in RecordReader(str(self.queries)).read([_with_texts(self.queries, by_id)], facts):
             text = known.get(row.positive.strip())
-            unknown += [] if text else [short(row.anchor)]
+            if not text:
+                unknown.append(short(row.anchor))
             found.setdefault(row.anchor, []).append(text or row.positive)
         if unknown:
             what = "positives are the text of no document and were added to the passages"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BM25 = "bm25"
-# Most texts whose vectors an interruption loses.
+# Texts encoded between two saves: an interruption loses at most so many vectors.
 TEXTS_PER_CHUNK = 1_024
 # Query and passage prompts; None is the encoder's own.
 Prompts = tuple[str | None, str | None]

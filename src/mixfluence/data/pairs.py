@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Per = Literal["query", "pair"]
-# Takes the notes that it adds to.
+# Reads files of records, and adds notes to its argument.
 ReadFiles = Callable[[list[str]], Iterable[Iterable[Record]]]
 
 EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz", ".parquet")

@@ -1,7 +1,7 @@
 """Training rows: an anchor, a positive, any number of negatives and perhaps teacher scores.
 
-Every format is converted to this shape once, into a memory-mapped Arrow file. Recipes import this module, so functions
-import Arrow themselves.
+Every format is converted to this shape once, into a memory-mapped Arrow file. Recipes import this module, so Arrow is
+imported inside functions.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def arrow_schema() -> pa.Schema:
 
 @dataclass
 class Facts:
-    """What a reader tells besides the rows: notes for the user, and the columns of each role."""
+    """What a reader reports besides rows: notes for the user, and the columns of each role."""
 
     notes: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Facts:
 def convert_once(files: Sequence[Path], options: Mapping[str, Any], read: Callable[[Facts], Iterable[Row]]) -> RowSet:
     """Return the rows that `read` yields, from the cache if neither files nor options have changed.
 
-    `read` opens no other files. What it adds to its argument is stored with the rows, so that later runs show it too.
+    `read` opens no other files. The facts that it adds are stored with the rows, so that later runs report them too.
     """
     from datasets import Dataset
 

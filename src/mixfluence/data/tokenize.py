@@ -47,7 +47,6 @@ PROBE = ["a", SENTENCE * 2_000]
 SHORT_PROBE = ["a", SENTENCE * 64, SENTENCE * 128]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
-Sides = dict[str, "Side"]
 Chunk = TypeVar("Chunk")
 # Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
 _shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
@@ -283,7 +282,7 @@ def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
     write_tables(folder, in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk))
 
 
-def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> None:
+def _build_rows(rows: RowSet, sides: dict[str, Side], advance: Advance, folder: Path) -> None:
     """Number the distinct texts in a first pass, and tokenise each once in a second."""
     first, starts = _number_texts(rows.rows, folder)
 

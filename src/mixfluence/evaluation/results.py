@@ -1,7 +1,7 @@
 """Scores of test queries by trec_eval, ranks of dev queries, and the files that keep them.
 
-Ranks of dev queries come with their texts: examples for the report, which means cannot give. This module does not load
-torch, so that `compare` is fast.
+Ranks of dev queries are stored with their texts, as examples for the report. This module does not load torch, so that
+`compare` is fast.
 """
 
 from __future__ import annotations

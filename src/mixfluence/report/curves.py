@@ -14,7 +14,7 @@ from mixfluence.policy.arms import totals
 from mixfluence.runs import MEASURE, Run, TraceLine, checkpoint_files
 from mixfluence.strategies import FINAL
 
-# More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
+# More lines, such as those of clusters, cannot be told apart: the rest is drawn as one.
 MOST_DATASETS = 32
 # Of a curve, so that pages stay small.
 MOST_POINTS = 150
