@@ -20,7 +20,7 @@ from pydantic import StringConstraints
 
 from mixfluence.data.cache import cached
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Row, RowSet, convert_once, shorten
+from mixfluence.data.rows import Row, RowSet, convert_once, cut_at_space
 from mixfluence.data.source import ExistingPath, SourceSection, read_lines
 from mixfluence.errors import DataError
 
@@ -104,7 +104,7 @@ def _rows(files: list[Path], language: str, split: Split) -> Iterator[Row]:
             continue
         seen.update((package.short, package.paragraphs[0]))
         if SPLITS.get(xxhash.xxh3_64_intdigest(package.name.encode()) % 10, "train") == split:
-            yield Row(package.short, shorten(passage, MAX_PASSAGE_CHARS))
+            yield Row(package.short, cut_at_space(passage, MAX_PASSAGE_CHARS))
 
 
 def _packages(path: Path, language: str) -> Iterator[Package]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint, hash_order, shorten
+from mixfluence.data.rows import Row, RowSet, convert_once, cut_at_space, fingerprint, hash_order
 from mixfluence.data.source import SourceSection
 from mixfluence.errors import DataError
 
@@ -150,4 +150,4 @@ def _summary_and_body(docstring: str) -> tuple[str, str]:
     """Split at the first empty line and join the lines of both parts."""
     summary, _, body = docstring.partition("\n\n")
     summary, body = (" ".join(HORIZONTAL_RULES.sub(" ", part).split()) for part in (summary, body))
-    return summary, shorten(body, MAX_BODY_CHARS)
+    return summary, cut_at_space(body, MAX_BODY_CHARS)

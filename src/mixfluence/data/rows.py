@@ -97,7 +97,7 @@ def hash_order(texts: Iterable[str]) -> list[int]:
     return sorted(range(len(hashes)), key=hashes.__getitem__)
 
 
-def shorten(text: str, most: int) -> str:
+def cut_at_space(text: str, most: int) -> str:
     """Return at most `most` characters of a text, cut at a space if it has any."""
     if len(text) <= most:
         return text

@@ -164,9 +164,8 @@ def compare(
     runs or by its position, starting at 1; by default they are the two with the highest averages. `overview` accepts
     any runs and tests nothing.
     """
-    groups = tuple(group_by_seed(runs))
-    tests = _same_tests(groups)
-    found = Comparison(measure, groups, tests, tests, tuple(_differences(groups)))
+    found = replace(overview(runs), measure=measure)
+    _refuse_other_tests(found.groups)
     if not (pair := _pair(found, between)):
         return found
     return replace(found, contrast=contrast_between(found, *pair, test=test, bootstrap=bootstrap))
@@ -251,8 +250,8 @@ def _in_points(per_query: Mapping[str, Mapping[str, float]], measure: str) -> li
     return [100 * per_query[query][measure] for query in sorted(per_query)]
 
 
-def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return the test sets of the runs; an error if a run has not finished, or two differ in their test sets."""
+def _refuse_other_tests(groups: Sequence[Group]) -> None:
+    """Refuse runs that have not finished, or that differ in their test sets."""
     runs = list(labelled(groups))
     for name, run in runs:
         if not run.finished:
@@ -265,7 +264,6 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
         for test, scores in run.scores.items():
             if _changed(test, [run, other]) or scores.per_query.keys() != other.scores[test].per_query.keys():
                 raise DataError(f"{both}: queries, passages or judgements of {test} differ")
-    return tuple(run.scores)
 
 
 def _references(groups: Sequence[Group]) -> list[Group]:
