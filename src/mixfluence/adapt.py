@@ -44,13 +44,12 @@ def make_recipe(
     """Return the values of a recipe that adapts a model to documents."""
     documents = {"format": "corpus", "path": str(corpus)}
     kinds = kinds_of_pairs(corpus, "all" if queries else "train")
-    # All documents are known when a model is adapted; only their queries are not.
-    train: dict[str, Any] = {kind: documents | {"kind": kind} for kind in kinds}
+    target = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}
     if queries:
-        train = {kind: source | {"split": "all"} for kind, source in train.items()}
         target = documents | {"kind": "queries", "queries": str(queries)}
-    else:
-        target = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}
+    # All documents are known when a model is adapted; only their queries are not.
+    split = {"split": "all"} if queries else {}
+    train: dict[str, Any] = {kind: documents | {"kind": kind} | split for kind in kinds}
     for word in pool:
         _add(train, word, {"mteb": "train", "pydocs": "all"})
     test: dict[str, Any] = {TARGET: target}

@@ -50,12 +50,9 @@ def write_inputs(folder: Path, inputs: Inputs) -> None:
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe by dotted key, as they are after a round trip through JSON."""
-    values: dict[str, Any] = json.loads(json.dumps(recipe.model_dump(mode="json")))
-    flattened, processes = flat(values), int(os.environ.get("WORLD_SIZE", "1"))
-    rows = {
-        f"{key} x processes": flattened[key] * processes for key in flattened if _follows_processes(key, flattened)
-    }
-    return {**flattened, **rows}
+    values, processes = flat(recipe.model_dump(mode="json")), int(os.environ.get("WORLD_SIZE", "1"))
+    rows = {f"{key} x processes": values[key] * processes for key in values if _follows_processes(key, values)}
+    return values | rows
 
 
 def _follows_processes(key: str, values: Mapping[str, Any]) -> bool:

@@ -157,9 +157,7 @@ def data(
         from mixfluence.encoders import load_encoder
 
         count = token_counter(load_encoder(model))
-    for word in sources:
-        if word in changes:
-            continue
+    for word in (word for word in sources if "=" not in word):
         path = Path(word)
         if path.exists() and path.suffix not in {".yaml", ".yml"}:
             found, own = {path.name: _pairs(path, changes)}, count

@@ -133,11 +133,12 @@ def read_table(
             _check_header(path, first, certain=dialect.header is True)
         for values in chain([first] if dialect.header is False else [], reader):
             where = f"{path}:{reader.line_num}"
-            if len(values) != len(first) and values:  # blank lines are empty lists
+            if not values:  # a blank line
+                continue
+            if len(values) != len(first):
                 raise DataError(f"{where}: found {len(values)} columns, expected {len(first)} as in the first line")
             cells = [value or None for value in values]
-            if values:
-                yield where, cells if dialect.header is False else dict(zip(first, cells, strict=True))
+            yield where, cells if dialect.header is False else dict(zip(first, cells, strict=True))
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not a valid table ({error})") from error
 

@@ -132,8 +132,11 @@ class Comparison:
         """Return the mean score on the guards minus that of the start, negative if a trained model forgot."""
         model = group.recipe.model.name
         starts = (row for row in self.rows if row.runs[0].untrained == "zero-shot" and row.recipe.model.name == model)
-        start, own = (row and row.average(self.guards, self.measure) for row in (next(starts, None), group))
-        return own.mean - start.mean if own and start and not group.runs[0].untrained else None
+        start = next(starts, None)
+        if start is None or group.runs[0].untrained:
+            return None
+        before, after = (row.average(self.guards, self.measure) for row in (start, group))
+        return after.mean - before.mean if before and after else None
 
     def cost(self, group: Group) -> float | None:
         """Return the mean hours of a run; None if nothing was trained or the run has not finished."""

@@ -112,8 +112,9 @@ def _cost_sheet(comparison: Comparison) -> list[Sheet]:
     amounts["total"] = [factor * sum(own.values()) for own in hours]
     steps = [comparison.steps(group) or 0.0 for group in groups.values()]
     if comparison.static:
+        base = comparison.steps(comparison.static) or 1.0
         amounts["× static"] = [comparison.relative_cost(group) or 0.0 for group in groups.values()]
-        amounts["steps × static"] = [own / (comparison.steps(comparison.static) or 1.0) for own in steps]
+        amounts["steps × static"] = [own / base for own in steps]
     keys = words("#", list(map(str, groups))), words("run", [group.label for group in groups.values()])
     columns = [numbers(head, [f"{v:.2f}" if v else MISSING for v in own]) for head, own in amounts.items()]
     columns.append(numbers("step-equivalents", [f"{own:,.0f}" for own in steps]))
