@@ -87,7 +87,6 @@ def evaluate(
             name = "bm25" if label == "BM25" else label
             with writing(folder := to / label.replace("/", "-")):
                 write_test(folder, parsed, name, tasks, scores)
-    print_line(f"{measure.upper()} × 100:")
     output.print(score_table(rows, measure))
 
 
@@ -262,7 +261,6 @@ def merge(
     for name, weight in merged.weights.items():
         print_line(f"{weight:.3f}  {name}")
     if scores:
-        print_line("NDCG@10 × 100:")
         output.print(score_table({recipe.name: scores}))
     print_line(f"merged model: {folder / MODEL_FOLDER}")
 

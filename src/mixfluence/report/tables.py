@@ -70,7 +70,7 @@ def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = 
     for test in scores[0]:
         best = max(own[test] for own in scores) if len(scores) > 1 else None
         columns.append(Column(test, tuple(Cell(f"{100 * own[test]:.1f}", own[test] == best) for own in scores)))
-    return Screen([Sheet("", tuple(columns), 1)])
+    return Screen([Sheet(f"{measure.upper()} × 100:", tuple(columns), 1)])
 
 
 def measure_sheet(title: str, scores: Mapping[str, Mapping[str, float]]) -> Sheet:
