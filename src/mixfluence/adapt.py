@@ -22,9 +22,9 @@ TARGET = "queries"
 STAND_INS = ("title", "heading", "first-sentence", "crop")
 # A kind with fewer pairs would fill no batch.
 MIN_PAIRS = 64
-# Formats that a dataset can be named by, such as `hub:ID`, and the key that the name is.
+# Formats of datasets that are given as FORMAT:NAME, and the key that NAME is.
 NAMED_FORMATS = {"mteb": "task", "hub": "id", "ir_datasets": "id", "pydocs": "library"}
-# What else was tested, beside the start, by the name of its scores.
+# Other references that are tested, by their names in run folders.
 LEXICAL = {"bm25": "BM25 alone", "fusion": "Rank fusion with BM25"}
 # A static embedding has no layers whose knowledge a large learning rate would destroy.
 STATIC = {"learning_rate": 1e-3, "temperature": 0.05}

@@ -19,7 +19,7 @@ GIB = 2**30
 FULL, HALF = 4.0, 2.0
 # Bytes of a weight in a linear layer below an adapter; 4-bit weights have a scale for each block of 64.
 BASE = {"fp32": FULL, "bf16": HALF, "int8": 1.0, "nf4": 0.5625}
-# Texts that are not limited by the recipe.
+# Tokens of a text whose length the recipe does not limit.
 LONGEST = 512
 # Passages that a cross-encoder reads with each query, besides hard negatives: its own and four of other rows.
 PAIRS = 5

@@ -16,7 +16,7 @@ from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
 from mixfluence.training.folder import CARD_HEADING
 
 CARD = "README.md"
-# Beside the files of the model, which has names of its own at the top.
+# The files of the run, apart from those of the model.
 FOLDER = "mixfluence"
 
 

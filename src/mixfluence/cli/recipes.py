@@ -226,7 +226,7 @@ def show(recipe: RecipeName) -> None:
     """Print a recipe as written; `check` adds its defaults."""
     from mixfluence.recipe_yaml import find_recipe
 
-    # Refuses files that are not recipes.
+    # Also refuses a file that is not a recipe.
     read_recipe(recipe, files_may_be_missing=True)
     for line in find_recipe(recipe).read_text(encoding="utf-8").rstrip().splitlines():
         print_line(line)
@@ -257,7 +257,7 @@ def check(recipe: RecipeName, overrides: Overrides = None) -> None:
     missing: list[MixfluenceError] = []
     with collecting(missing):
         read_recipe(recipe, overrides)
-    # Anything wrong but missing files is an error here.
+    # Any problem other than missing files is raised here.
     parsed = read_recipe(recipe, overrides, files_may_be_missing=True)
     show_log(verbose=False)
     plan_run(parsed, missing=missing)

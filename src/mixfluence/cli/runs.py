@@ -78,7 +78,7 @@ def evaluate(
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
         run_model = Path(system) / MODEL_FOLDER
         path = str(run_model) if run_model.is_dir() else system
-        # The revision is that of the model of the recipe.
+        # Other models have no such revision.
         revision = parsed.model.revision if path == parsed.model.name else None
         saved = {"name": path, "revision": revision, "trust_remote_code": trust, "lora": None}
         model = build_model(parsed.model.model_copy(update=saved))

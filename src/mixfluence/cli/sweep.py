@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 RECIPE = "adapted.yaml"
-# That of the recipe, and the control.
+# The strategy of the recipe, and its control.
 SAMPLERS = ("recipe", "uniform")
 HEADER = """\
 # Made by: mixfluence adapt. Edit it and train it with: mixfluence train {path}
@@ -33,7 +33,7 @@ HEADER = """\
 # dev:   guides sampling and selects the checkpoint; test has the queries that are held back, and the guards.
 # checksum: {checksum} (of what follows; with it, adapt knows a recipe that nobody has edited)
 """
-# Of the demo; one of `LABELLED` summaries is a labelled query.
+# Of the demo: one summary in `LABELLED` becomes a labelled query.
 ENCODER = "wordllama"
 POOL, GUARDS = ("numpy", "scipy"), ("pandas",)
 LABELLED = 4

@@ -34,11 +34,11 @@ Kind = Literal["title", "first-sentence", "crop", "heading"]
 Split = Literal["all", "train", "dev", "test"]
 TEXT_FILES = (".markdown", ".md", ".txt")
 ID_COLUMNS = ("_id", "id", "doc_id", "docid")
-# Dev and test have so large a share of the documents each, and at most so many.
+# Share of the documents that dev and test get each, and their maximum number.
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 1_000
-# A shorter query or passage says too little.
+# Shorter queries and passages are left out.
 MIN_QUERY_WORDS, MIN_PASSAGE_WORDS = 3, 12
-# A crop is as long as a query, and leaves most of its passage.
+# Words of a crop, and the largest share of its passage that it may take.
 CROP_WORDS, CROP_SHARE = (4, 24), 1 / 3
 # Scripts without spaces (Thai to Khmer, kana and Chinese): each character counts as a word.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -248,7 +248,7 @@ def _heading_pairs(document: Document, words: int, seed: int) -> Iterator[Row]:
             yield from _pair(query, next(passages(section, words), ""), min_words=1)
 
 
-# Each takes a document, the most words of a passage and a seed; and what a document without such pairs lacks.
+# By kind: the function that makes pairs of (document, words of a passage, seed), and what other documents lack.
 PAIRS: dict[Kind, tuple[Callable[[Document, int, int], Iterator[Row]], str]] = {
     "title": (_title_pairs, "without a title and a text"),
     "first-sentence": (_sentence_pairs, "without a first sentence and a rest"),

@@ -160,7 +160,7 @@ def _fetch(language: str, folder: Path) -> None:
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         done = subprocess.run(["apt-get", "-q", "update", *words], capture_output=True, text=True, check=False)
-        # Updates of a release have a file of their own, which is small.
+        # The updates of a release have a file of their own, which is smaller.
         fetched = sorted((place / "lists").glob("*Translation-*"), key=lambda path: path.stat().st_size)
         if not fetched:
             reason = done.stderr.strip()[-300:] or "apt's sources have no such language"

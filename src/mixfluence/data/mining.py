@@ -85,7 +85,7 @@ def mine_negatives(
         "model": model,
     }
 
-    # Until all is done, so that an interrupted run goes on from them.
+    # Kept until mining is done, so that an interrupted run continues from them.
     vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(json.dumps(options).encode())
 
     def read(facts: Facts) -> Iterator[Row]:

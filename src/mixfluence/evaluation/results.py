@@ -36,7 +36,7 @@ _TREC_NAMES = {
     "recall@100": "recall_100",
     "map@100": "map_cut_100",
 }
-# Of texts of dev queries that are kept.
+# Length to which the texts of dev queries are cut.
 MAX_CHARACTERS = 300
 MEASURES = tuple(_TREC_NAMES)
 """The reported measures. Shorter rankings are scored as they are: with 10 hits, recall@100 is recall@10."""

@@ -16,9 +16,9 @@ from mixfluence.strategies import FINAL
 
 # More lines, such as those of clusters, cannot be told apart: the rest is drawn as one.
 MOST_DATASETS = 32
-# Of a curve, so that pages stay small.
+# Points of a curve on the page, which keep it small.
 MOST_POINTS = 150
-# A curve of fewer points is drawn as it is.
+# A curve of fewer points is not smoothed.
 LEAST_SMOOTHED = 20
 # Rounds that the matrix of influences is averaged over.
 LAST_ROUNDS = 10
