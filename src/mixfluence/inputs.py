@@ -38,7 +38,10 @@ def read_inputs(folder: Path) -> Inputs:
     """Read what a run was started with."""
     try:
         inputs: Inputs = json.loads((folder / INPUTS_FILE).read_text(encoding="utf-8"))
-        return {kind: dict(values) for kind, values in inputs.items()}
+        inputs = {kind: dict(values) for kind, values in inputs.items()}
+        if "versions" not in inputs or "training.steps" not in inputs.get("recipe", {}):
+            raise ValueError("expected a recipe and versions")
+        return inputs
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / INPUTS_FILE}: needed to resume the run, cannot be read ({error})") from error
 
