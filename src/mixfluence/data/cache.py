@@ -6,6 +6,7 @@ opens a folder for the first time; a damaged folder is built again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 BUILDING = "building-"
 CHECKSUMS = "checksums.json"
-BLOCK = 2**24
 DAY_SECONDS = 86_400.0
 # On disks without system locks, the lock is a file that outlives a killed process.
 LONGEST_WAIT_SECONDS = 7_200.0
@@ -94,11 +94,8 @@ def delete(entry: Entry) -> None:
 
 def checksum(path: Path) -> str:
     """Hash the content of a file."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _open(folder: Path, open_folder: Callable[[Path], Opened]) -> Opened:

@@ -24,6 +24,7 @@ from pydantic import model_validator
 from mixfluence.data.cache import cache_root, checksum
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import Facts, Row, RowSet, convert_once
+from mixfluence.files import replacing
 from mixfluence.schema import Count, PositiveShare, Section, WholeNumber
 
 if TYPE_CHECKING:
@@ -161,7 +162,6 @@ def _encode_in_chunks(
     encode: Callable[..., NDArray[np.float32]], folder: Path, texts: list[str], **options: Any
 ) -> NDArray[np.float32]:
     """Return the vectors of texts; each chunk of them is kept in a folder, and not encoded again if it is there."""
-    folder.mkdir(parents=True, exist_ok=True)
     options |= {"show_progress_bar": sys.stderr.isatty()}
     chunks: list[NDArray[np.float32]] = []
     starts = range(0, len(texts), TEXTS_PER_CHUNK)
@@ -170,9 +170,8 @@ def _encode_in_chunks(
             logger.info("mining hard negatives: %d of %d texts encoded", start, len(texts))
         file = folder / f"{start}.npy"
         if not file.exists():
-            with (unfinished := file.with_suffix(".part")).open("wb") as stream:
+            with replacing(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, encode(texts[start : start + TEXTS_PER_CHUNK], **options))
-            unfinished.replace(file)
         chunks.append(np.load(file, allow_pickle=False))
     return np.concatenate(chunks)
 

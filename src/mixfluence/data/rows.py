@@ -168,7 +168,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     iterator = iter(rows)
     with path.open("wb") as sink, pa.ipc.new_stream(sink, arrow_schema()) as writer:
         while batch := list(islice(iterator, ROWS_PER_BATCH)):
-            writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
+            writer.write_batch(pa.RecordBatch.from_pylist([row._asdict() for row in batch], arrow_schema()))
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:
@@ -187,7 +187,7 @@ def rows_in_memory(rows: Iterable[Row]) -> Dataset:
     import pyarrow as pa
     from datasets import Dataset
 
-    return Dataset(pa.table(_columns(list(rows)), arrow_schema()))
+    return Dataset(pa.Table.from_pylist([row._asdict() for row in rows], arrow_schema()))
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -197,10 +197,3 @@ def fingerprint(dataset: Dataset) -> str:
         # Through Python values, because equal rows may differ in their Arrow buffers (slices, null maps).
         digest.update(json.dumps([column.to_pylist() for column in table.columns]).encode())
     return digest.hexdigest()
-
-
-def _columns(rows: Sequence[Row]) -> list[pa.Array]:
-    import pyarrow as pa
-
-    columns = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
-    return [pa.array(column, type) for column, type in zip(columns, arrow_schema().types, strict=True)]
