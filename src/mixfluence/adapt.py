@@ -44,17 +44,21 @@ def make_recipe(
     """Return the values of a recipe that adapts a model to documents."""
     documents = {"format": "corpus", "path": str(corpus)}
     kinds = kinds_of_pairs(corpus, "all" if queries else "train")
-    target = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}
+    strategy: dict[str, Any]
     if queries:
-        target = documents | {"kind": "queries", "queries": str(queries)}
-    # All documents are known when a model is adapted; only their queries are not.
-    split = {"split": "all"} if queries else {}
+        # All documents are known when a model is adapted; only their queries are not.
+        target, split = documents | {"kind": "queries", "queries": str(queries)}, {"split": "all"}
+        strategy = {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)}
+    else:
+        target, split = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}, {}
+        strategy = {"name": "static", "init": "uniform"}
     train: dict[str, Any] = {kind: documents | {"kind": kind} | split for kind in kinds}
     for word in pool:
         _add(train, word, {"mteb": "train", "pydocs": "all"})
     test: dict[str, Any] = {TARGET: target}
     for word in guards:
         _add(test, word, {"mteb": "test", "pydocs": "test"})
+    rates = STATIC if static else TRANSFORMER
     every = next(n for n in range(max(1, steps // 3), steps + 1) if steps % n == 0)
     return {
         "name": "adapted",
@@ -62,11 +66,8 @@ def make_recipe(
         "train": train,
         "dev": {TARGET: target | {"negatives": {"mine": 4, "filter": "bm25", "range": [2, 50]}}},
         "test": test,
-        "strategy": {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)}
-        if queries
-        else {"name": "static", "init": "uniform"},
-        "training": {"steps": steps, "batch_size": 64, "warmup_steps": steps // 15}
-        | (STATIC if static else TRANSFORMER),
+        "strategy": strategy,
+        "training": {"steps": steps, "batch_size": 64, "warmup_steps": steps // 15, **rates},
         "selection": {"every": every},
     }
 

@@ -90,27 +90,27 @@ def mine_negatives(
     vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(json.dumps(options).encode())
 
     def read(facts: Facts) -> Iterator[Row]:
-        pairs = rows.rows.select([i for i, row in enumerate(rows.rows) if not row["negatives"] and not row["scores"]])
+        bare = [not row["negatives"] and not row["scores"] for row in rows.rows]
+        pairs = rows.rows.select(np.flatnonzero(bare))
         logger.info("mining hard negatives of %d rows with %s", len(pairs), section.filter)
         mined: Mined = {}
         if len(pairs):
             lexical = section.filter == BM25
             mined = _lexical(task, section) if lexical else _dense(task, pairs, section, prompts, vectors, facts)
         found = Counter[int]()
-        for row in rows.rows:
-            if not row["negatives"] and not row["scores"]:
+        for row, lacks_negatives in zip(rows.rows, bare, strict=True):
+            if lacks_negatives:
                 row["negatives"] = mined.get(row["anchor"], [])
                 found[len(row["negatives"])] += 1
             yield Row(**row)
         kept = f"; {len(rows) - len(pairs):,} keep their own" if len(pairs) < len(rows) else ""
         short = sum(found.values()) - found[section.mine] - found[0]
-        counts = (
-            f"{found[section.mine]:,} rows have {section.mine}, {short:,} have fewer, {found[0]:,} have none{kept}"
-        )
+        full = f"{found[section.mine]:,} rows have {section.mine}"
+        counts = f"{full}, {short:,} have fewer, {found[0]:,} have none{kept}"
         facts.notes.append(f"hard negatives mined with {section.filter}: {counts}")
 
-    found = convert_once([], options, read)
-    return replace(found, notes=(*rows.notes, *found.notes), parts=rows.parts, columns=rows.columns)
+    result = convert_once([], options, read)
+    return replace(result, notes=(*rows.notes, *result.notes), parts=rows.parts, columns=rows.columns)
 
 
 def _search_task(rows: RowSet, passages: Sequence[str]) -> RetrievalSet:
