@@ -63,9 +63,7 @@ class BgeM3Source(FileSource):
             notes += count_difference(name, "rows", sum(map(len, own)), source.lines)
             unscored = sum(not any(part.rows[:ROWS_CHECKED]["scores"]) for part in own)
             if source.scored and unscored:
-                notes.append(
-                    f"{name}: {unscored} of its {len(own)} parts have no teacher scores, but all were published"
-                )
+                notes.append(f"{name}: {unscored} of its {len(own)} parts lack the published teacher scores")
         return replace(rows, notes=(*rows.notes, *notes))
 
 
