@@ -39,8 +39,8 @@ def read_inputs(folder: Path) -> Inputs:
     try:
         inputs: Inputs = json.loads((folder / INPUTS_FILE).read_text(encoding="utf-8"))
         inputs = {kind: dict(values) for kind, values in inputs.items()}
-        if "versions" not in inputs or "training.steps" not in inputs.get("recipe", {}):
-            raise ValueError("expected a recipe and versions")
+        if "training.steps" not in inputs.get("recipe", {}):
+            raise ValueError("it has no recipe")
         return inputs
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / INPUTS_FILE}: needed to resume the run, cannot be read ({error})") from error
@@ -79,9 +79,10 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
     """Refuse to resume a run whose data or encoder has changed; warn of other package versions."""
     before = read_inputs(folder)
     for kind, now in inputs.items():
-        changed = differing(before.get(kind, {}), now)
+        was = before.get(kind, {})
+        changed = differing(was, now)
         if kind == "versions" and changed:
-            shown = ", ".join(f"{name} {before[kind].get(name)} -> {now.get(name)}" for name in changed)
+            shown = ", ".join(f"{name} {was.get(name)} -> {now.get(name)}" for name in changed)
             logger.warning("%s: resumed with other versions, results may differ: %s", folder, shown)
         elif kind not in {"versions", "recipe"} and changed:
             raise DataError(f"{folder}: {kind} {', '.join(changed)}: changed since the run was started")
