@@ -68,3 +68,17 @@ def test_evaluating_a_run_does_not_run_its_code_unasked(folder: Path) -> None:
     refused = CliRunner().invoke(app, ["evaluate", str(folder)]).exception
     assert isinstance(refused, RecipeError)
     assert "--trust-remote-code" in str(refused)
+
+
+def test_a_revision_is_that_of_the_model_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saved model of a run has none, so that a run with a revision could not be evaluated."""
+    text = SMALL.replace("{name: wordllama}", "{name: me/x, revision: abc}") + "test: [pandas]\n"
+    (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    (folder / "model").mkdir()
+    loaded: list[tuple[str, str | None]] = []
+    monkeypatch.setattr("mixfluence.data.formats.read_task", lambda name, source: None)
+    monkeypatch.setattr("mixfluence.build.build_model", lambda model: loaded.append((model.name, model.revision)))
+    monkeypatch.setattr("mixfluence.testing.evaluate_tasks", lambda *given, **options: {})
+    result = CliRunner().invoke(app, ["evaluate", str(folder), "me/x", "me/other"])
+    assert result.exception is None
+    assert loaded == [("place/model", None), ("me/x", "abc"), ("me/other", None)]

@@ -14,19 +14,19 @@ from typing import Any
 
 from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
-from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare
-from mixfluence.runs import MEASURE, Run
+from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare, contrast_between
+from mixfluence.runs import Run
 
 TARGET = "queries"
 # The kind of pair that most resembles a query, if none are labelled.
 STAND_INS = ("title", "heading", "first-sentence", "crop")
 # A kind with fewer pairs would fill no batch.
 MIN_PAIRS = 64
-# Formats that a dataset can be named by, such as `hub:ID`, and the key that the name is.
+# Formats of datasets that are given as FORMAT:NAME, and the key that NAME is.
 NAMED_FORMATS = {"mteb": "task", "hub": "id", "ir_datasets": "id", "pydocs": "library"}
-# A static embedding has no layers whose knowledge a large learning rate would destroy.
-# What else was tested, beside the start, by the name of its scores.
+# Other references that are tested, by their names in run folders.
 LEXICAL = {"bm25": "BM25 alone", "fusion": "Rank fusion with BM25"}
+# A static embedding has no layers whose knowledge a large learning rate would destroy.
 STATIC = {"learning_rate": 1e-3, "temperature": 0.05}
 TRANSFORMER = {"learning_rate": 2e-5, "temperature": 0.02}
 
@@ -44,18 +44,21 @@ def make_recipe(
     """Return the values of a recipe that adapts a model to documents."""
     documents = {"format": "corpus", "path": str(corpus)}
     kinds = kinds_of_pairs(corpus, "all" if queries else "train")
-    # All documents are known when a model is adapted; only their queries are not.
-    train: dict[str, Any] = {kind: documents | {"kind": kind} for kind in kinds}
+    strategy: dict[str, Any]
     if queries:
-        train = {kind: source | {"split": "all"} for kind, source in train.items()}
-        target = documents | {"kind": "queries", "queries": str(queries)}
+        # All documents are known when a model is adapted; only their queries are not.
+        target, split = documents | {"kind": "queries", "queries": str(queries)}, {"split": "all"}
+        strategy = {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)}
     else:
-        target = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}
+        target, split = documents | {"kind": next(kind for kind in STAND_INS if kind in kinds)}, {}
+        strategy = {"name": "static", "init": "uniform"}
+    train: dict[str, Any] = {kind: documents | {"kind": kind} | split for kind in kinds}
     for word in pool:
         _add(train, word, {"mteb": "train", "pydocs": "all"})
     test: dict[str, Any] = {TARGET: target}
     for word in guards:
         _add(test, word, {"mteb": "test", "pydocs": "test"})
+    rates = STATIC if static else TRANSFORMER
     every = next(n for n in range(max(1, steps // 3), steps + 1) if steps % n == 0)
     return {
         "name": "adapted",
@@ -63,11 +66,8 @@ def make_recipe(
         "train": train,
         "dev": {TARGET: target | {"negatives": {"mine": 4, "filter": "bm25", "range": [2, 50]}}},
         "test": test,
-        "strategy": {"name": "inf-dds", "init": "uniform", "update_every": max(1, steps // 12)}
-        if queries
-        else {"name": "static", "init": "uniform"},
-        "training": {"steps": steps, "batch_size": 64, "warmup_steps": steps // 15}
-        | (STATIC if static else TRANSFORMER),
+        "strategy": strategy,
+        "training": {"steps": steps, "batch_size": 64, "warmup_steps": steps // 15, **rates},
         "selection": {"every": every},
     }
 
@@ -95,7 +95,7 @@ def _add(sources: dict[str, Any], word: str, splits: dict[str, str]) -> None:
         name, source = path.name.partition(".")[0], {"format": "beir" if beir else "pairs", "path": word}
     elif colon:
         if format_ not in NAMED_FORMATS:
-            raise RecipeError(f"{word}: no such file, and no format to name datasets by ({', '.join(NAMED_FORMATS)})")
+            raise RecipeError(f"{word}: no such file; expected a path, or FORMAT:NAME of {', '.join(NAMED_FORMATS)}")
         name, source = value.rpartition("/")[2], {"format": format_, NAMED_FORMATS[format_]: value}
     elif word.isidentifier() or word.replace("-", "").replace(".", "").isalnum():
         name, source = word, {"format": "mteb", "task": word}
@@ -174,21 +174,14 @@ class Verdict:
 
 def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
     """Compare adapted models with the start, and with uniform sampling if there is any; several runs are seeds."""
-    runs = [*adapted, *uniform]
-    found = compare(runs, measure=MEASURE)
+    found = compare([*adapted, *uniform])
     # Reversed, so that the first of several wins: the fusion with the adapted model.
-    places = {row.runs[0].untrained: place for place, row in reversed(list(enumerate(found.rows, 1)))}
+    places = {row.runs[0].untrained: place for place, row in reversed(list(enumerate(found.rows)))}
     if "zero-shot" not in places:
         raise MixfluenceError(f"{adapted[0].path}: the start was not scored; see evaluation.references")
-
-    def between(first: int, second: int) -> Contrast:
-        contrast = compare(runs, measure=MEASURE, between=(str(first), str(second))).contrast
-        assert contrast is not None  # two rows were named
-        return contrast
-
-    lexical = {name: between(places[name], 1) for name in LEXICAL if name in places}
-    start = between(1, places["zero-shot"])
-    return Verdict(replace(found, contrast=start), start, between(1, 2) if uniform else None, lexical)
+    lexical = {name: contrast_between(found, places[name], 0) for name in LEXICAL if name in places}
+    start = contrast_between(found, 0, places["zero-shot"])
+    return Verdict(replace(found, contrast=start), start, contrast_between(found, 0, 1) if uniform else None, lexical)
 
 
 def _compared(found: Difference) -> str:

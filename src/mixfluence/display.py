@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -15,6 +16,7 @@ BAR_WIDTH = 12
 HISTORY_WIDTH = 16
 NAME_WIDTH = 24
 MOST_DATASETS = 8
+Item = TypeVar("Item")
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -45,10 +47,16 @@ def bar(share: float, width: int = BAR_WIDTH) -> str:
     return "█" * whole + (EIGHTHS[part] if part else "")
 
 
+def thin(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most `most` evenly spaced items, first and last included."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
 def sparkline(values: Sequence[float], width: int = HISTORY_WIDTH) -> str:
-    """Return values as a line of bars from 0 to the maximum; long series are thinned, the last value is kept."""
-    if len(values) > width:
-        values = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
+    """Return values as a line of bars from 0 to the maximum; long series are thinned."""
+    values = thin(values, width)
     top = max(values, default=0.0)
     return "".join(LEVELS[round(value / top * (len(LEVELS) - 1))] if top > 0 else LEVELS[0] for value in values)
 
@@ -72,6 +80,14 @@ def percent(share: float) -> str:
 def largest(weights: Mapping[str, float], count: int) -> list[str]:
     """Return the names with the largest weights, largest first."""
     return sorted(weights, key=lambda name: -weights[name])[:count]
+
+
+def plain_table(*headings: str) -> Table:
+    """Return a table without lines, whose first column is aligned to the left and the others to the right."""
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left")
+    return table
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:

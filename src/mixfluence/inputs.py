@@ -38,7 +38,10 @@ def read_inputs(folder: Path) -> Inputs:
     """Read what a run was started with."""
     try:
         inputs: Inputs = json.loads((folder / INPUTS_FILE).read_text(encoding="utf-8"))
-        return {kind: dict(values) for kind, values in inputs.items()}
+        inputs = {kind: dict(values) for kind, values in inputs.items()}
+        if "training.steps" not in inputs.get("recipe", {}):
+            raise ValueError("it has no recipe")
+        return inputs
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / INPUTS_FILE}: needed to resume the run, cannot be read ({error})") from error
 
@@ -50,12 +53,9 @@ def write_inputs(folder: Path, inputs: Inputs) -> None:
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe by dotted key, as they are after a round trip through JSON."""
-    values: dict[str, Any] = json.loads(json.dumps(recipe.model_dump(mode="json")))
-    flattened, processes = flat(values), int(os.environ.get("WORLD_SIZE", "1"))
-    rows = {
-        f"{key} x processes": flattened[key] * processes for key in flattened if _follows_processes(key, flattened)
-    }
-    return {**flattened, **rows}
+    values, processes = flat(recipe.model_dump(mode="json")), int(os.environ.get("WORLD_SIZE", "1"))
+    rows = {f"{key} x processes": values[key] * processes for key in values if _follows_processes(key, values)}
+    return values | rows
 
 
 def _follows_processes(key: str, values: Mapping[str, Any]) -> bool:
@@ -79,9 +79,10 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
     """Refuse to resume a run whose data or encoder has changed; warn of other package versions."""
     before = read_inputs(folder)
     for kind, now in inputs.items():
-        changed = differing(before.get(kind, {}), now)
+        was = before.get(kind, {})
+        changed = differing(was, now)
         if kind == "versions" and changed:
-            shown = ", ".join(f"{name} {before[kind].get(name)} -> {now.get(name)}" for name in changed)
+            shown = ", ".join(f"{name} {was.get(name)} -> {now.get(name)}" for name in changed)
             logger.warning("%s: resumed with other versions, results may differ: %s", folder, shown)
         elif kind not in {"versions", "recipe"} and changed:
             raise DataError(f"{folder}: {kind} {', '.join(changed)}: changed since the run was started")

@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mixfluence.preflight import model_is_here
-from mixfluence.recipe import LoraSection, ModelSection, Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from mixfluence.preflight import can_load
+from mixfluence.recipe import ModelSection, Recipe
 
 GIB = 2**30
 # Bytes of a number: trained ones are fp32 whatever the precision of the computation.
 FULL, HALF = 4.0, 2.0
 # Bytes of a weight in a linear layer below an adapter; 4-bit weights have a scale for each block of 64.
 BASE = {"fp32": FULL, "bf16": HALF, "int8": 1.0, "nf4": 0.5625}
-# Texts that are not limited by the recipe.
+# Tokens of a text whose length the recipe does not limit.
 LONGEST = 512
 # Passages that a cross-encoder reads with each query, besides hard negatives: its own and four of other rows.
 PAIRS = 5
@@ -61,20 +58,24 @@ def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None
 
     None for a model that is not here, has no transformer, or would need code of its own.
     """
+    from torch import nn
+
     section = recipe.model
-    if section.name == "wordllama" or section.trust_remote_code or not model_is_here(section):
+    if section.name == "wordllama" or not can_load(section):
         return None
     model = _shape(section)
     if model is None:
         return None
+    linear = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    weights = trained * FULL + _frozen_bytes(model, section.lora)
+    base = BASE[section.lora.base if section.lora else "fp32"]
+    frozen = [p for p in model.parameters() if not p.requires_grad]
     in_half = recipe.training.precision != "fp32"
     # Linear layers in fp32 are computed with in bf16, embeddings and norms are not.
-    casts = sum(p.numel() for p in _linear(model)) * HALF if in_half and _in_fp32(section.lora) else 0.0
+    casts = sum(p.numel() for p in linear) * HALF if in_half and base == FULL else 0.0
     activations = _activations(recipe, model) * (1 if in_half else FULL / HALF)
     parts = {
-        "weights": weights,
+        "weights": trained * FULL + sum(p.numel() * (base if p in linear else max(base, HALF)) for p in frozen),
         "casts": casts,
         "gradients": trained * FULL,
         "optimizer": 2 * trained * FULL,
@@ -107,24 +108,6 @@ def _shape(section: ModelSection) -> Any:
     except (OSError, ValueError):
         return None
     return model
-
-
-def _in_fp32(lora: LoraSection | None) -> bool:
-    return lora is None or lora.base == "fp32"
-
-
-def _linear(model: nn.Module) -> set[Tensor]:
-    from torch import nn
-
-    return {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
-
-
-def _frozen_bytes(model: nn.Module, lora: LoraSection | None) -> float:
-    linear = {id(weight) for weight in _linear(model)}
-    small = BASE[lora.base] if lora else FULL
-    other = max(small, HALF)
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    return sum(p.numel() * (small if id(p) in linear else other) for p in frozen)
 
 
 def _activations(recipe: Recipe, model: Any) -> float:

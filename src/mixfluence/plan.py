@@ -8,7 +8,7 @@ not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,11 +38,9 @@ POINTS = 1_000
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """How often a dataset is drawn in the first stage, by the weights before any measurement.
+    """How often a dataset is drawn in the first stage (in all stages of models to merge), by the initial weights.
 
-    None for weights that encodings decide when the run starts: clusters.
-
-    Of models to merge, it is drawn in all their stages together.
+    `share` and `epochs` are None if a clustering decides them when the run starts.
     """
 
     name: str
@@ -55,25 +53,29 @@ class DatasetPlan:
 class StagePlan:
     """The cost of one stage, in training steps, and its memory on top of training, in parameter sizes.
 
-    `dev_batch_size` is the number of rows of each dev set that an update asks for, 0 for a stage that never measures;
-    the most if it `adapts` to their noise. `first_extra` is what the first update costs on top of the others.
-    If the stage `merges` models, a step is the scoring of one merge; otherwise `scoring_cost` is that of its model.
-    The steps of a stage that is reused from an earlier run cost nothing.
+    The steps of a stage that is reused from an earlier run cost nothing; those of a stage that `merges` models score
+    one merge each.
+
+    Attributes:
+        scoring_cost: Cost of scoring the model of the stage.
+        dev_batch_size: Rows of each dev set that an update asks for, at most if it `adapts` to their noise; 0 for a
+            stage that never measures.
+        first_extra: What the first update costs more than the others.
     """
 
     name: str
     steps: int
     step_cost: float
-    updates: int
-    first_update: int | None
-    update_cost: float
-    dev_batch_size: int
-    memory: float
+    memory: float = 0.0
     scoring_cost: float = 0.0
     merges: bool = False
-    warmup_steps: int = 0
+    updates: int = 0
+    first_update: int | None = None
+    update_cost: float = 0.0
     first_extra: float = 0.0
+    dev_batch_size: int = 0
     adapts: bool = False
+    warmup_steps: int = 0
     measuring_limit: float = math.inf
 
     @property
@@ -167,11 +169,11 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
     per_row = FORWARD / (training.batch_size * training.gradient_accumulation)
-    encodings = {purpose: (own.rows * per_row, own.text) for purpose, own in checked.encodings.items()}
+    encodings = {purpose: (rows * per_row, text) for purpose, (rows, text) in checked.encodings.items()}
     guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    known = encodings, checked.absent, checked.data, len(train) if arms else 0
-    return Plan(recipe, processes, datasets, guides, planned, *known)
+    clusters = len(train) if arms else 0
+    return Plan(recipe, processes, datasets, guides, planned, encodings, checked.absent, checked.data, clusters)
 
 
 def _found_by_clustering(recipe: Recipe) -> bool:
@@ -195,7 +197,7 @@ def _plan_datasets(
     points = min(draws, POINTS)
     shares = np.mean([own.weights(point / points) for _, own in stages for point in range(points)], axis=0)
     sizes = np.array(list(train.values()), np.float64)
-    batches = _batch_rows(sizes, _batch_sizes(recipe, train), processes)
+    batches = _batch_rows(recipe, train, processes)
     if (max_epochs := stages[0][1].max_epochs) is not None:
         shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
     drawn, share_of = (dict(zip(train, values.tolist(), strict=True)) for values in (shares * draws * batches, shares))
@@ -212,31 +214,33 @@ def _plan_stage(
     guides: Mapping[str, int],
     processes: int,
 ) -> StagePlan:
-    training, probing = recipe.training, strategy.probing
-    step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (float(not stage.reused), 0.0)
     if stage.merges:
         # The start and each expert of a linear model are encoded once, and there are as many as stages.
         encoded = min(1.0, len(recipe.strategy.stages(recipe)) / stage.steps) if is_linear_here(recipe.model) else 1.0
-        step_cost = encoded * _scoring_cost(recipe, guides)
-        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, 0.0, merges=True)
+        return StagePlan(stage.name, stage.steps, encoded * _scoring_cost(recipe, guides), merges=True)
+    step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (float(not stage.reused), 0.0)
+    probing = strategy.probing
     if probing is None:
         scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0
-        return StagePlan(stage.name, stage.steps, step_cost, 0, None, 0.0, 0, memory, scoring_cost)
-    method, possible = probing.method, strategy.candidates()
+        return StagePlan(stage.name, stage.steps, step_cost, memory, scoring_cost)
     cost = _round_cost(recipe, strategy, train, guides, processes)
-    measured_rows = strategy.space_rounds(cost, stage.steps)
-    update_cost = cost.usual(measured_rows)
-    first_extra = cost.first(measured_rows) - update_cost
-    warmup = stage.warmup_steps(training)
-    updates = list(_updates(strategy, stage.steps, warmup))
-    if len(possible) and updates:
-        memory += method.memory(probing.reptile)
-    first = updates[0] if updates else None
+    rows = strategy.space_rounds(cost, stage.steps)
+    warmup_steps = stage.warmup_steps(recipe.training)
+    updates = list(_updates(strategy, stage.steps, warmup_steps))
+    if len(strategy.candidates()) and updates:
+        memory += probing.method.memory(probing.reptile)
     return StagePlan(
-        *(stage.name, stage.steps, step_cost, len(updates), first, update_cost, measured_rows, memory),
-        warmup_steps=warmup,
-        first_extra=first_extra,
-        adapts=isinstance(method, Probe) and method.reliability is not None,
+        stage.name,
+        stage.steps,
+        step_cost,
+        memory,
+        updates=len(updates),
+        first_update=updates[0] if updates else None,
+        update_cost=cost.usual(rows),
+        first_extra=cost.first(rows) - cost.usual(rows),
+        dev_batch_size=rows,
+        adapts=isinstance(probing.method, Probe) and probing.method.reliability is not None,
+        warmup_steps=warmup_steps,
         measuring_limit=strategy.measuring_limit(stage.steps),
     )
 
@@ -248,9 +252,7 @@ def _round_cost(
     assert probing is not None
     method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
     sharing = 1 if method.alone else processes
-    sizes = np.array(list(train.values()))[possible]
-    wanted = method.batch_size or _batch_sizes(recipe, train)[possible]
-    batches = _batch_rows(sizes, wanted, sharing)
+    batches = _batch_rows(recipe, train, sharing, method.batch_size)[possible]
     batch = float(batches.mean()) / sharing / rows_per_step if len(possible) else 0.0
 
     def cost(most: int, *, first: bool = False) -> float:
@@ -284,14 +286,11 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
             yield step
 
 
-def _batch_sizes(recipe: Recipe, names: Iterable[str]) -> Vector:
-    """Return the rows per batch and process that are wanted of each dataset, or cluster of one."""
-    return np.array([recipe.batch_size_of(dataset_of(name) or name) for name in names])
-
-
-def _batch_rows(sizes: Vector, batch_size: int | Vector, processes: int) -> Vector:
-    """Return the rows of a batch of each dataset over all processes, which have as many each."""
-    return np.asarray(np.maximum(1, np.minimum(batch_size, sizes // processes)) * processes)
+def _batch_rows(recipe: Recipe, train: Mapping[str, int], processes: int, batch_size: int | None = None) -> Vector:
+    """Return the rows of a batch of each dataset, or cluster of one, over all processes."""
+    wanted = [batch_size or recipe.batch_size_of(dataset_of(name) or name) for name in train]
+    sizes = np.array(list(train.values()))
+    return np.asarray(np.maximum(1, np.minimum(wanted, sizes // processes)) * processes)
 
 
 def _concerns(plan: Plan) -> Iterator[str]:
@@ -341,10 +340,9 @@ def _check_epoch_limit(plan: Plan) -> None:
     # Clusters have sizes of their own.
     if strategy.max_epochs is None or strategy.clusters:
         return
-    drawn = [dataset for dataset in plan.datasets if dataset.share != 0]
-    rows = np.array([dataset.rows for dataset in drawn])
-    wanted = _batch_sizes(plan.recipe, [dataset.name for dataset in drawn])
-    batches = np.floor(strategy.max_epochs * rows) // _batch_rows(rows, wanted, plan.processes)
+    drawn = {dataset.name: dataset.rows for dataset in plan.datasets if dataset.share != 0}
+    limits = np.floor(strategy.max_epochs * np.array(list(drawn.values())))
+    batches = limits // _batch_rows(plan.recipe, drawn, plan.processes)
     needed = training.steps * training.gradient_accumulation
     if batches.sum() < needed:
         allowed = f"max_epochs allows {batches.sum():,.0f} batches but the run needs {needed:,}"

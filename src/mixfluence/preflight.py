@@ -31,32 +31,34 @@ FEW_ROWS = 16
 MODEL_FILES = ("modules.json", "config.json")
 
 
-class Encoding(NamedTuple):
-    """Rows that are encoded before training, and a sentence about it."""
-
-    rows: int
-    text: str
-
-
 class Checked(NamedTuple):
-    """Rows of training sets that are kept, of dev sets that guide, and encoded before; data that is absent or read."""
+    """What is known of the data of a run before it starts.
+
+    Attributes:
+        train: Rows of each training set, after selection.
+        dev: Rows of each dev set that guide sampling.
+        encodings: What is encoded before training, by purpose: a number of rows and a sentence.
+        absent: Datasets that are not on this machine.
+        data: What was read; None without any training set.
+    """
 
     train: dict[str, int]
     dev: dict[str, int]
-    encodings: dict[str, Encoding]
+    encodings: dict[str, tuple[int, str]]
     absent: list[str]
     data: Data | None
 
 
 def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None:
-    """Check arguments, output, model and data, and add what is wrong to `problems`; return nothing if data is wrong.
+    """Check arguments, output, model and data, and add what is wrong to `problems`; return None if data is wrong.
 
-    Data on this machine is read. Data elsewhere counts with its published size; it needs one, which is not said again
-    if `problems` has it.
+    Data on this machine is read. Data elsewhere counts with its published size; a missing size is reported only if
+    `problems` is empty.
     """
     checked = None
     absent, unknown = _absent(recipe)
-    problems += [] if problems else unknown
+    if not problems:
+        problems.extend(unknown)
     if recipe.training.trainer_args:
         from mixfluence.build import check_training_arguments
 
@@ -88,8 +90,8 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
 
 
 def _check_start(recipe: Recipe, checked: Checked | None) -> None:
-    """Set up the run on a few rows; without all its data, or if something is wrong already, load its model alone."""
-    if recipe.model.trust_remote_code or not model_is_here(recipe.model):
+    """Set up the run on a few rows; if data is missing or something is wrong already, only load the model."""
+    if not can_load(recipe.model):
         return
     if checked and checked.data and not checked.absent:
         _rehearse(recipe, checked.data)
@@ -154,9 +156,7 @@ def recipe_counter(recipe: Recipe) -> Count | None:
     from mixfluence.data.reading import token_counter
     from mixfluence.encoders import load_encoder
 
-    if recipe.model.trust_remote_code or not model_is_here(recipe.model):
-        return None
-    return token_counter(load_encoder(**recipe.model.model_dump(), device="cpu"))
+    return token_counter(load_encoder(**recipe.model.model_dump(), device="cpu")) if can_load(recipe.model) else None
 
 
 def model_is_here(section: ModelSection) -> bool:
@@ -173,9 +173,14 @@ def model_is_here(section: ModelSection) -> bool:
     return any(isinstance(file, str) for file in found)
 
 
+def can_load(section: ModelSection) -> bool:
+    """Return whether an encoder can be loaded without the hub and without code that comes with it."""
+    return not section.trust_remote_code and model_is_here(section)
+
+
 def is_linear_here(section: ModelSection) -> bool:
     """Return whether an encoder on this machine is linear, so that merges of it need no encoding of their own."""
-    if section.trust_remote_code or not model_is_here(section):
+    if not can_load(section):
         return False
     from mixfluence.encoders import is_linear, load_encoder
 
@@ -219,23 +224,23 @@ def _published(source: Source) -> int:
     return (source.published.rows or 0) if source.published else 0
 
 
-def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> dict[str, Encoding]:
+def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> dict[str, tuple[int, str]]:
     """Return what is encoded before training, to select rows of the training sets and for the strategy."""
     strategy, found = recipe.strategy, {}
     if recipe.select:
         rows = sum(train.values()) + sum(checked.dev.values())
-        found["selecting"] = _encoding(recipe, None, rows, checked.data)
+        found["selecting"] = rows, _encoding(recipe, None, rows, checked.data)
     if rows := strategy.encoded_rows(checked.train, checked.dev):
         named = getattr(strategy.division or strategy, "encoder", None)
-        found["encoding"] = _encoding(recipe, named, rows, checked.data)
+        found["encoding"] = rows, _encoding(recipe, named, rows, checked.data)
     return found
 
 
-def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -> Encoding:
-    """Say what is encoded before training, by which encoder and, if the data is here, for how long."""
+def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -> str:
+    """Return a sentence: how many rows are encoded, by which encoder and, if the data is here, for how long."""
     what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
     if data is None:
-        return Encoding(rows, what)
+        return what
     from mixfluence.encoders import load_encoder
 
     encoder = load_encoder(named) if named else load_encoder(**recipe.model.model_dump())
@@ -246,4 +251,4 @@ def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -
     started = perf_counter()
     encoder.encode(texts, show_progress_bar=False)
     seconds = (perf_counter() - started) / (len(texts) / 2) * rows
-    return Encoding(rows, f"{what}: about {duration(seconds)} on this machine, less for what is cached")
+    return f"{what}: about {duration(seconds)} on this machine, less for what is cached"

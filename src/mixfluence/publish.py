@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from mixfluence.errors import DataError, RecipeError, first_line
-from mixfluence.report.compare import Comparison, compare
+from mixfluence.report.compare import Comparison, compare, contrast_between
 from mixfluence.report.summary import make_sheets
-from mixfluence.report.tables import markdown_table
+from mixfluence.report.tables import markdown_table, markdown_text
 from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE, WEIGHTS_FILE, Run
 from mixfluence.training.folder import CARD_HEADING
 
 CARD = "README.md"
-# Beside the files of the model, which has names of its own at the top.
+# The files of the run, apart from those of the model.
 FOLDER = "mixfluence"
 
 
@@ -54,7 +55,7 @@ def push(run: Run, repository: str, *, private: bool) -> str:
 
 def _mixture(run: Run) -> str:
     mixture = sorted(run.weights.items(), key=lambda item: -item[1])
-    shares = "\n".join(f"| {name} | {share:.1%} |" for name, share in mixture)
+    shares = "\n".join(f"| {markdown_text(name)} | {share:.1%} |" for name, share in mixture)
     return f"{CARD_HEADING}\n\n| dataset | probability |\n|---|---:|\n{shares}"
 
 
@@ -69,6 +70,6 @@ def _sections(run: Run) -> Iterator[str]:
 
 def _compared(run: Run) -> Comparison:
     """Return the run beside its references, tested against the start if that was scored."""
-    alone = compare([run])
-    start = next((place for place, row in enumerate(alone.rows, 1) if row.runs[0].untrained == "zero-shot"), None)
-    return compare([run], between=("1", str(start))) if start else alone
+    found = compare([run])
+    start = next((place for place, row in enumerate(found.rows) if row.runs[0].untrained == "zero-shot"), None)
+    return replace(found, contrast=contrast_between(found, 0, start)) if start else found

@@ -107,7 +107,7 @@ class References:
     def __init__(self, recipe: Recipe, load_model: Callable[[], BaseModel]) -> None:
         self._recipe = recipe
         self._load_model = cache(load_model)
-        # A model in a folder may change there.
+        # With their times, because a model in a folder may change.
         files = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(recipe.model.name).rglob("*.*"))]
         self._model = [recipe.model.model_dump(mode="json"), files]
 

@@ -67,7 +67,7 @@ def test_what_cannot_be_scored_costs_no_run(
 ) -> None:
     wordless = RetrievalSet("wordless", ["q"], ["?"], ["a", "b"], ["!", "."], {"q": {"a": 1}})
     References(recipe(tmp_path / "run"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
-    assert "wordless: no passage has a word, so that BM25 finds none" in caplog.text
+    assert "wordless: no passage contains a word, so BM25 finds nothing" in caplog.text
     scores = {name: read_evaluation(tmp_path / "run" / "references" / name / "wordless.jsonl") for name in ROWS}
     assert scores["bm25"].summary()["ndcg@10"] == 0
     assert scores["fusion"].summary()["ndcg@10"] == 1

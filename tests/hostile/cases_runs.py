@@ -103,6 +103,7 @@ RUNS = [
     ),
     of_run("a recipe that is damaged", "status run", "recipe.yaml", "name: ["),
     of_run("inputs that are damaged", RESUME, "inputs.json", "{"),
+    of_run("inputs without a recipe", RESUME, "inputs.json", "{}"),
     of_run("a recipe with a Python tag", "status run", "recipe.yaml", "name: !!python/name:os.system\n"),
     Case("no run", "status absent", ("absent",), says="no such folder"),
     Case("data for a run", "status data", ("data",), says="not a run folder"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mixfluence.display import thin
 from mixfluence.report.curves import (
     MOST_DATASETS,
     MOST_POINTS,
@@ -25,7 +26,6 @@ from mixfluence.report.curves import (
     sampling_states,
     shown_datasets,
     step_equivalents,
-    thin,
 )
 from mixfluence.runs import read_run
 from tests.report.test_compare import made_run
@@ -63,7 +63,7 @@ def test_epochs_count_rows() -> None:
 
 
 def test_long_series_are_thinned_but_keep_both_ends() -> None:
-    found = thin(range(1000))
+    found = thin(range(1000), MOST_POINTS)
     assert (len(found), found[0], found[-1]) == (MOST_POINTS, 0, 999)
 
 

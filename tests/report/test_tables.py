@@ -20,8 +20,9 @@ import pytest
 from rich.console import Console
 
 from mixfluence.report.compare import Comparison, compare
+from mixfluence.report.page import TEMPLATES
 from mixfluence.report.summary import make_notes, make_sheets, to_csv, to_json, to_latex, to_markdown, to_terminal
-from mixfluence.report.tables import add_to_card, html_table
+from mixfluence.report.tables import add_to_card
 from tests.report.test_compare import made_run, shifted, untrained
 
 NAMES = ["<script>alert(1)</script>", r"a_b & 50% $x$ #1 {~^\}", "[red]x[/red]", "p|q*r`s", "average", 'say "x", y']
@@ -228,7 +229,8 @@ def test_costs_have_a_unit_in_which_they_can_be_read(seconds: float, gpus: int, 
 
 
 def test_html_shows_names_as_text() -> None:
-    text = "".join(html_table(sheet) for sheet in make_sheets(hostile()))
+    macros: Any = TEMPLATES.get_template("macros.html").module
+    text = "".join(macros.table(sheet) for sheet in make_sheets(hostile()))
     assert "<script" not in text
     assert html.escape(NAMES[0]) in text
     assert text.count("<table>") == text.count("</table>") == 3

@@ -16,7 +16,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from mixfluence.cli.terminal import Overrides, RecipeName, output, print_line, read_recipe, show_log
-from mixfluence.display import counted, duration, facts_table, percent, printable
+from mixfluence.display import counted, duration, facts_table, percent, plain_table, printable
 from mixfluence.errors import MixfluenceError, RecipeError, collecting
 
 if TYPE_CHECKING:
@@ -62,11 +62,8 @@ def plan_view(plan: Plan) -> Group:
 
 
 def _datasets(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("dataset")
     stage = f" in stage {plan.stages[0].name}" if len(plan.stages) > 1 and not plan.stages[-1].merges else ""
-    for heading in ("rows", "share", f"epochs{stage}"):
-        table.add_column(heading, justify="right")
+    table = plain_table("dataset", "rows", "share", f"epochs{stage}")
     for dataset in plan.datasets:
         share = "from encodings" if dataset.share is None else percent(dataset.share)
         epochs = "" if dataset.epochs is None else f"{dataset.epochs:,.{2 if dataset.epochs < 10 else 0}f}"
@@ -160,9 +157,7 @@ def data(
         from mixfluence.encoders import load_encoder
 
         count = token_counter(load_encoder(model))
-    for word in sources:
-        if word in changes:
-            continue
+    for word in (word for word in sources if "=" not in word):
         path = Path(word)
         if path.exists() and path.suffix not in {".yaml", ".yml"}:
             found, own = {path.name: _pairs(path, changes)}, count
@@ -197,9 +192,7 @@ def cache(
 
     now = time.time()
     found = [entry for entry in entries() if now - entry.used >= unused * 86_400]
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading in ("content", "entries", "size", "last used"):
-        table.add_column(heading, justify="left" if heading == "content" else "right")
+    table = plain_table("content", "entries", "size", "last used")
     for kind in sorted({entry.folder.parent.name for entry in found}):
         own = [entry for entry in found if entry.folder.parent.name == kind]
         used = f"{duration(now - max(entry.used for entry in own))} ago"
@@ -233,7 +226,7 @@ def show(recipe: RecipeName) -> None:
     """Print a recipe as written; `check` adds its defaults."""
     from mixfluence.recipe_yaml import find_recipe
 
-    # Refuses files that are not recipes.
+    # Also refuses a file that is not a recipe.
     read_recipe(recipe, files_may_be_missing=True)
     for line in find_recipe(recipe).read_text(encoding="utf-8").rstrip().splitlines():
         print_line(line)
@@ -264,7 +257,7 @@ def check(recipe: RecipeName, overrides: Overrides = None) -> None:
     missing: list[MixfluenceError] = []
     with collecting(missing):
         read_recipe(recipe, overrides)
-    # Anything wrong but missing files is an error here.
+    # Any problem other than missing files is raised here.
     parsed = read_recipe(recipe, overrides, files_may_be_missing=True)
     show_log(verbose=False)
     plan_run(parsed, missing=missing)

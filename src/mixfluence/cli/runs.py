@@ -68,7 +68,7 @@ def evaluate(
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.report.tables import score_table
-    from mixfluence.runs import EVAL_FOLDER, run_labels, write_test
+    from mixfluence.runs import EVAL_FOLDER, MODEL_FOLDER, run_labels, write_test
     from mixfluence.testing import evaluate_bm25, evaluate_tasks
 
     tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
@@ -76,9 +76,11 @@ def evaluate(
     if bm25:
         rows["BM25"] = evaluate_bm25(tasks)
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
-        run_model = Path(system) / "model"
+        run_model = Path(system) / MODEL_FOLDER
         path = str(run_model) if run_model.is_dir() else system
-        saved = {"name": path, "trust_remote_code": trust, "lora": None}
+        # Other models have no such revision.
+        revision = parsed.model.revision if path == parsed.model.name else None
+        saved = {"name": path, "revision": revision, "trust_remote_code": trust, "lora": None}
         model = build_model(parsed.model.model_copy(update=saved))
         folder = to / label.replace("/", "-") / EVAL_FOLDER if to else None
         rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
@@ -87,7 +89,6 @@ def evaluate(
             name = "bm25" if label == "BM25" else label
             with writing(folder := to / label.replace("/", "-")):
                 write_test(folder, parsed, name, tasks, scores)
-    print_line(f"{measure.upper()} × 100:")
     output.print(score_table(rows, measure))
 
 
@@ -262,7 +263,6 @@ def merge(
     for name, weight in merged.weights.items():
         print_line(f"{weight:.3f}  {name}")
     if scores:
-        print_line("NDCG@10 × 100:")
         output.print(score_table({recipe.name: scores}))
     print_line(f"merged model: {folder / MODEL_FOLDER}")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 RECIPE = "adapted.yaml"
-# That of the recipe, and the control.
+# The strategy of the recipe, and its control.
 SAMPLERS = ("recipe", "uniform")
 HEADER = """\
 # Made by: mixfluence adapt. Edit it and train it with: mixfluence train {path}
@@ -33,7 +33,7 @@ HEADER = """\
 # dev:   guides sampling and selects the checkpoint; test has the queries that are held back, and the guards.
 # checksum: {checksum} (of what follows; with it, adapt knows a recipe that nobody has edited)
 """
-# Of the demo; one of `LABELLED` summaries is a labelled query.
+# Of the demo: one summary in `LABELLED` becomes a labelled query.
 ENCODER = "wordllama"
 POOL, GUARDS = ("numpy", "scipy"), ("pandas",)
 LABELLED = 4
@@ -196,13 +196,14 @@ def write_files(target: str, folder: Path) -> tuple[Path, Path]:
     (folder / RECIPE).unlink(missing_ok=True)
     for sampler in SAMPLERS:
         shutil.rmtree(folder / sampler, ignore_errors=True)
-    documents = [{"_id": id, "text": text} for id, text in zip(task.doc_ids, task.docs, strict=True)]
-    queries = [
-        {"query": text, "doc_ids": list(task.qrels[id])} for id, text in zip(task.query_ids, task.queries, strict=True)
-    ]
-    files: dict[Path, list[Any]] = {folder / "docs.jsonl": documents, folder / "labelled.jsonl": queries[::LABELLED]}
-    for path, records in files.items():
-        with writing(path):
-            write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    first, second = files
-    return first, second
+    documents, queries = folder / "docs.jsonl", folder / "labelled.jsonl"
+    texts = zip(task.doc_ids, task.docs, strict=True)
+    _write_records(documents, [{"_id": id, "text": text} for id, text in texts])
+    labelled = list(zip(task.query_ids, task.queries, strict=True))[::LABELLED]
+    _write_records(queries, [{"query": text, "doc_ids": list(task.qrels[id])} for id, text in labelled])
+    return documents, queries
+
+
+def _write_records(path: Path, records: list[dict[str, Any]]) -> None:
+    with writing(path):
+        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

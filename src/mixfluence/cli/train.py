@@ -57,7 +57,6 @@ def _train(recipe: str, overrides: list[str] | None, resume: bool, signals: Stop
         references = read_run(parsed.output).references
         labels = {"zero-shot": "zero-shot", "bm25": "BM25", "fusion": f"{parsed.name} + BM25"}
         rows = {label: references[name] for name, label in labels.items() if name in references}
-        print_line("NDCG@10 × 100:")
         output.print(score_table({parsed.name: scores, **rows}))
     if _first_process():
         print_line(f"run folder: {parsed.output}")

@@ -107,7 +107,7 @@ class Clusters:
         groups = merge(self._tree, per_node.sum(axis=0), least_rows)
         used, self._clusters = np.unique(groups, return_inverse=True)
         self.names = [f"{name}/{self._tree.path(node)}" for node in used.tolist()]
-        # Clusters by datasets.
+        # How many rows each cluster has of each dataset.
         self.rows: NDArray[np.int64] = np.zeros((len(used), len(datasets)), np.int64)
         np.add.at(self.rows, self._clusters, per_node.T)
 

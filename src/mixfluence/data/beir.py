@@ -25,7 +25,7 @@ from mixfluence.schema import short
 TABLE_FILE = re.compile(r"(?P<name>.+)\.(tsv|jsonl|parquet)(\.gz)?")
 # train-00000-of-00003 is the first of three shards of train; the hub's own conversion has train/0000.
 SHARD = re.compile(r"-\d+-of-\d+$")
-# What the last column of a header may be called.
+# Names of the last column, by which a header is recognised.
 HEADER = re.compile(r"score|rel(evan(ce|t))?|label|grade|judge?ments?", re.IGNORECASE)
 # (query id, passage id) -> grade, in file order; grades below zero count as zero.
 Grades = dict[tuple[str, str], int]

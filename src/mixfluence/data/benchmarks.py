@@ -31,8 +31,7 @@ class BenchmarkSource(SourceSection):
 
     def read_rows(self) -> RowSet:
         if self._reported():
-            what = "the split that the benchmark reports, which must neither guide nor be trained on"
-            raise DataError(f"{self.location}: {what}; choose another split")
+            raise DataError(f"{self.location}: the split that the benchmark reports is for test only; choose another")
         return convert_once([], self._identity() | {"per": self.per}, self._rows)
 
     def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:

@@ -25,7 +25,7 @@ PUBLISHED = Path(__file__).with_suffix(".yaml")
 FILE = re.compile(r"(?P<name>.+)_len-(?P<start>\d+)-(?P<end>\d+|inf)\.jsonl(\.gz)?")
 # Rows read to tell whether a file has teacher scores: all its rows have them, or none.
 ROWS_CHECKED = 100
-# Lines of one source whose longest text has at least so many tokens, and fewer than the last.
+# A source, and the range of lengths in tokens of a group of its files.
 LengthGroup = tuple[str, int, str]
 
 
@@ -63,7 +63,7 @@ class BgeM3Source(FileSource):
             notes += count_difference(name, "rows", sum(map(len, own)), source.lines)
             unscored = sum(not any(part.rows[:ROWS_CHECKED]["scores"]) for part in own)
             if source.scored and unscored:
-                notes.append(f"{name}: {unscored} of its {len(own)} parts have no teacher scores, unlike published")
+                notes.append(f"{name}: {unscored} of its {len(own)} parts lack the published teacher scores")
         return replace(rows, notes=(*rows.notes, *notes))
 
 

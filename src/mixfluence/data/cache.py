@@ -6,10 +6,10 @@ opens a folder for the first time; a damaged folder is built again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import time
@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import xxhash
 from filelock import FileLock, Timeout
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from mixfluence.errors import RecipeError
 from mixfluence.files import sync
@@ -28,12 +29,10 @@ logger = logging.getLogger(__name__)
 
 BUILDING = "building-"
 CHECKSUMS = "checksums.json"
-BLOCK = 2**24
 DAY_SECONDS = 86_400.0
 # On disks without system locks, the lock is a file that outlives a killed process.
 LONGEST_WAIT_SECONDS = 7_200.0
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError)
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 Opened = TypeVar("Opened")
 _verified: set[Path] = set()
 
@@ -95,11 +94,8 @@ def delete(entry: Entry) -> None:
 
 def checksum(path: Path) -> str:
     """Hash the content of a file."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _open(folder: Path, open_folder: Callable[[Path], Opened]) -> Opened:
@@ -162,11 +158,12 @@ def _keep_below_limit() -> None:
     limit = os.environ.get("MIXFLUENCE_CACHE_LIMIT", "")
     if not limit:
         return
-    match = re.fullmatch(r"([\d.]+) *([KMGT]?)B?", limit.strip().upper())
-    if not match:
-        raise RecipeError(f"MIXFLUENCE_CACHE_LIMIT: expected a size such as 200GB, found {limit!r}")
+    try:
+        size = TypeAdapter(ByteSize).validate_python(limit)
+    except ValidationError as error:
+        raise RecipeError(f"MIXFLUENCE_CACHE_LIMIT: expected a size such as 200GB, found {limit!r}") from error
     everything = entries()
-    excess = sum(entry.size for entry in everything) - float(match[1]) * UNITS[match[2]]
+    excess = sum(entry.size for entry in everything) - size
     for entry in everything:
         # What was used within a day may be in use.
         if excess > 0 and entry.used < time.time() - DAY_SECONDS:

@@ -1,7 +1,7 @@
 """Tables and their columns: how a file is delimited, and which column is the anchor, the positive, a negative.
 
-Roles are given as `columns`, or found by name; order says nothing. Ids are never text. Whatever is ambiguous is an
-error that lists the columns and shows what to write.
+Roles are given as `columns` or recognised by name, never by position. Columns of ids are never text. An ambiguous
+table is an error that lists its columns and shows what to write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?_?\d*|n_?\d+")
 ID = re.compile(r"(.*[_-])?(ids?|idx|index|uuid)|(doc|query|q|p)id")
 LABELS = ("label", "labels", "score", "similarity")
 SCORES = ("pos_scores", "neg_scores")
-# Of a table, to detect its dialect.
+# Lines from which the dialect of a table is detected.
 SAMPLE_LINES = 100
 DELIMITERS = (",", ";", "\t", "|")
 
@@ -74,8 +74,8 @@ def find_roles(record: Mapping[str, Any], where: str, option: str) -> Roles:
         anchors, positives = anchors or others, positives or others
     example = json.dumps(dict(zip(("anchor", "positive"), [*texts, "...", "..."], strict=False)), ensure_ascii=False)
     if len(anchors) != 1 or len(positives) != 1:
-        found = f"found the columns {names(record)}, which do not tell the anchor and the positive"
-        raise DataError(f"{where}: {found}; write {option.format(example)}")
+        unclear = f"cannot tell which of the columns {names(record)} are the anchor and the positive"
+        raise DataError(f"{where}: {unclear}; write {option.format(example)}")
     if labels:
         example = json.dumps({"anchor": anchors[0], "positive": positives[0]}, ensure_ascii=False)
         found = f"found the column '{labels[0]}', but every row is trained as a positive pair"
@@ -84,14 +84,14 @@ def find_roles(record: Mapping[str, Any], where: str, option: str) -> Roles:
 
 
 def is_known(column: str) -> bool:
-    """Tell whether a text is a usual name of a column."""
+    """Return whether a text is a usual name of a column."""
     name = column.strip().lower()
     usual = {*ANCHORS, *POSITIVES, *LABELS, *SCORES, "scores", "context", "title", "text", "body", "q", "a", "p"}
     return name in usual or bool(NEGATIVE.fullmatch(name) or ID.fullmatch(name))
 
 
 def names(columns: Iterable[str]) -> str:
-    """Return columns as messages list them."""
+    """Format names of columns for a message."""
     return ", ".join(f"'{column}'" for column in columns) or "none"
 
 
@@ -133,11 +133,12 @@ def read_table(
             _check_header(path, first, certain=dialect.header is True)
         for values in chain([first] if dialect.header is False else [], reader):
             where = f"{path}:{reader.line_num}"
-            if len(values) != len(first) and values:  # blank lines are empty lists
+            if not values:  # a blank line
+                continue
+            if len(values) != len(first):
                 raise DataError(f"{where}: found {len(values)} columns, expected {len(first)} as in the first line")
             cells = [value or None for value in values]
-            if values:
-                yield where, cells if dialect.header is False else dict(zip(first, cells, strict=True))
+            yield where, cells if dialect.header is False else dict(zip(first, cells, strict=True))
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not a valid table ({error})") from error
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-import xxhash
 from pydantic import model_validator
 
 from mixfluence.data.pairs import RecordReader
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Facts, Row, RowSet, convert_once
+from mixfluence.data.rows import Facts, Row, RowSet, convert_once, hash_order
 from mixfluence.data.source import (
     ExistingPath,
     FileSource,
@@ -35,11 +34,11 @@ Kind = Literal["title", "first-sentence", "crop", "heading"]
 Split = Literal["all", "train", "dev", "test"]
 TEXT_FILES = (".markdown", ".md", ".txt")
 ID_COLUMNS = ("_id", "id", "doc_id", "docid")
-# Dev and test have so large a share of the documents each, and at most so many.
+# Share of the documents that dev and test get each, and their maximum number.
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 1_000
-# A shorter query or passage says too little.
+# Shorter queries and passages are left out.
 MIN_QUERY_WORDS, MIN_PASSAGE_WORDS = 3, 12
-# A crop is as long as a query, and leaves most of its passage.
+# Words of a crop, and the largest share of its passage that it may take.
 CROP_WORDS, CROP_SHARE = (4, 24), 1 / 3
 # Scripts without spaces (Thai to Khmer, kana and Chinese): each character counts as a word.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -124,7 +123,8 @@ class CorpusSource(FileSource):
         without = []
         for document in chosen:
             rows = list(make(document, self.words, self.seed))
-            without += [] if rows else [f"'{document.id}'"]
+            if not rows:
+                without.append(f"'{document.id}'")
             yield from rows
         if len(without) == len(chosen):
             raise DataError(f"{self.path}: no pairs of the kind '{self.kind}': found only documents {lack}")
@@ -139,17 +139,17 @@ class CorpusSource(FileSource):
         unknown = []
         for row in RecordReader(str(self.queries)).read([_with_texts(self.queries, by_id)], facts):
             text = known.get(row.positive.strip())
-            unknown += [] if text else [short(row.anchor)]
+            if not text:
+                unknown.append(short(row.anchor))
             found.setdefault(row.anchor, []).append(text or row.positive)
         if unknown:
             what = "positives are the text of no document and were added to the passages"
             facts.notes.append(f"{self.queries}: {len(unknown)} {what}, such as that of {unknown[0]}")
         if len(found) < 2:
             raise DataError(f"{self.queries}: {len(found)} queries are too few to be split into dev and test")
-        order = sorted(found, key=lambda query: xxhash.xxh3_128_hexdigest(query.encode()))
-        half = len(order) // 2
-        chosen = set({"dev": order[:half], "test": order[half:]}.get(self.split, order))
-        return {query: texts for query, texts in found.items() if query in chosen}
+        order, half, labelled = hash_order(found), len(found) // 2, list(found.items())
+        chosen = {"dev": order[:half], "test": order[half:]}.get(self.split, order)
+        return dict(labelled[place] for place in sorted(chosen))
 
 
 def _with_texts(file: Path, documents: dict[str, str]) -> Iterator[Record]:
@@ -211,8 +211,7 @@ def take_split(documents: Sequence[Document], split: Split) -> list[Document]:
     count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * len(documents)))
     if count == 0:
         raise DataError(f"{len(documents)} documents are too few to hold out a tenth of them; use the split 'all'")
-    hashes = [xxhash.xxh3_128_hexdigest(document.whole.encode()) for document in documents]
-    order = sorted(range(len(documents)), key=lambda place: (hashes[place], place))
+    order = hash_order(document.whole for document in documents)
     parts = {"dev": order[:count], "test": order[count : 2 * count], "train": order[2 * count :]}
     return [documents[place] for place in sorted(parts[split])]
 
@@ -249,7 +248,7 @@ def _heading_pairs(document: Document, words: int, seed: int) -> Iterator[Row]:
             yield from _pair(query, next(passages(section, words), ""), min_words=1)
 
 
-# Each takes a document, the most words of a passage and a seed; and what a document without such pairs lacks.
+# By kind: the function that makes pairs of (document, words of a passage, seed), and what other documents lack.
 PAIRS: dict[Kind, tuple[Callable[[Document, int, int], Iterator[Row]], str]] = {
     "title": (_title_pairs, "without a title and a text"),
     "first-sentence": (_sentence_pairs, "without a first sentence and a rest"),

@@ -20,7 +20,7 @@ from pydantic import StringConstraints
 
 from mixfluence.data.cache import cached
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Row, RowSet, convert_once
+from mixfluence.data.rows import Row, RowSet, convert_once, cut_at_space
 from mixfluence.data.source import ExistingPath, SourceSection, read_lines
 from mixfluence.errors import DataError
 
@@ -104,7 +104,7 @@ def _rows(files: list[Path], language: str, split: Split) -> Iterator[Row]:
             continue
         seen.update((package.short, package.paragraphs[0]))
         if SPLITS.get(xxhash.xxh3_64_intdigest(package.name.encode()) % 10, "train") == split:
-            yield Row(package.short, _truncated(passage))
+            yield Row(package.short, cut_at_space(passage, MAX_PASSAGE_CHARS))
 
 
 def _packages(path: Path, language: str) -> Iterator[Package]:
@@ -138,16 +138,10 @@ def _append(paragraphs: list[str], line: str) -> None:
         paragraphs[-1] = f"{paragraphs[-1]} {text}".strip()
 
 
-def _truncated(text: str) -> str:
-    cut = text[: MAX_PASSAGE_CHARS + 1]
-    # Languages without spaces are cut anywhere.
-    return text if len(text) <= MAX_PASSAGE_CHARS else cut.rpartition(" ")[0] or cut[:-1]
-
-
 def _fetched(language: str) -> Path:
     """Return the folder with a language's file, fetched by apt-get if it is not in the cache."""
     if shutil.which("apt-get") is None:
-        raise DataError("debdocs: without path, apt-get fetches the files, which is not installed; give their folder")
+        raise DataError("debdocs: apt-get is not installed; give the folder with the files as path")
     return cached("debian", language, lambda folder: folder, partial(_fetch, language))
 
 
@@ -166,7 +160,7 @@ def _fetch(language: str, folder: Path) -> None:
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         done = subprocess.run(["apt-get", "-q", "update", *words], capture_output=True, text=True, check=False)
-        # Updates of a release have a file of their own, which is small.
+        # The updates of a release have a file of their own, which is smaller.
         fetched = sorted((place / "lists").glob("*Translation-*"), key=lambda path: path.stat().st_size)
         if not fetched:
             reason = done.stderr.strip()[-300:] or "apt's sources have no such language"

@@ -24,6 +24,7 @@ from pydantic import model_validator
 from mixfluence.data.cache import cache_root, checksum
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import Facts, Row, RowSet, convert_once
+from mixfluence.files import replacing
 from mixfluence.schema import Count, PositiveShare, Section, WholeNumber
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BM25 = "bm25"
-# Most texts whose vectors an interruption loses.
+# Texts encoded between two saves: an interruption loses at most so many vectors.
 TEXTS_PER_CHUNK = 1_024
 # Query and passage prompts; None is the encoder's own.
 Prompts = tuple[str | None, str | None]
@@ -85,31 +86,31 @@ def mine_negatives(
         "model": model,
     }
 
-    # Until all is done, so that an interrupted run goes on from them.
+    # Kept until mining is done, so that an interrupted run continues from them.
     vectors = cache_root() / "mining" / xxhash.xxh3_128_hexdigest(json.dumps(options).encode())
 
     def read(facts: Facts) -> Iterator[Row]:
-        pairs = rows.rows.select([i for i, row in enumerate(rows.rows) if not row["negatives"] and not row["scores"]])
+        bare = [not row["negatives"] and not row["scores"] for row in rows.rows]
+        pairs = rows.rows.select(np.flatnonzero(bare))
         logger.info("mining hard negatives of %d rows with %s", len(pairs), section.filter)
         mined: Mined = {}
         if len(pairs):
             lexical = section.filter == BM25
             mined = _lexical(task, section) if lexical else _dense(task, pairs, section, prompts, vectors, facts)
         found = Counter[int]()
-        for row in rows.rows:
-            if not row["negatives"] and not row["scores"]:
+        for row, lacks_negatives in zip(rows.rows, bare, strict=True):
+            if lacks_negatives:
                 row["negatives"] = mined.get(row["anchor"], [])
                 found[len(row["negatives"])] += 1
             yield Row(**row)
         kept = f"; {len(rows) - len(pairs):,} keep their own" if len(pairs) < len(rows) else ""
         short = sum(found.values()) - found[section.mine] - found[0]
-        counts = (
-            f"{found[section.mine]:,} rows have {section.mine}, {short:,} have fewer, {found[0]:,} have none{kept}"
-        )
+        full = f"{found[section.mine]:,} rows have {section.mine}"
+        counts = f"{full}, {short:,} have fewer, {found[0]:,} have none{kept}"
         facts.notes.append(f"hard negatives mined with {section.filter}: {counts}")
 
-    found = convert_once([], options, read)
-    return replace(found, notes=(*rows.notes, *found.notes), parts=rows.parts, columns=rows.columns)
+    result = convert_once([], options, read)
+    return replace(result, notes=(*rows.notes, *result.notes), parts=rows.parts, columns=rows.columns)
 
 
 def _search_task(rows: RowSet, passages: Sequence[str]) -> RetrievalSet:
@@ -161,7 +162,6 @@ def _encode_in_chunks(
     encode: Callable[..., NDArray[np.float32]], folder: Path, texts: list[str], **options: Any
 ) -> NDArray[np.float32]:
     """Return the vectors of texts; each chunk of them is kept in a folder, and not encoded again if it is there."""
-    folder.mkdir(parents=True, exist_ok=True)
     options |= {"show_progress_bar": sys.stderr.isatty()}
     chunks: list[NDArray[np.float32]] = []
     starts = range(0, len(texts), TEXTS_PER_CHUNK)
@@ -170,9 +170,8 @@ def _encode_in_chunks(
             logger.info("mining hard negatives: %d of %d texts encoded", start, len(texts))
         file = folder / f"{start}.npy"
         if not file.exists():
-            with (unfinished := file.with_suffix(".part")).open("wb") as stream:
+            with replacing(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, encode(texts[start : start + TEXTS_PER_CHUNK], **options))
-            unfinished.replace(file)
         chunks.append(np.load(file, allow_pickle=False))
     return np.concatenate(chunks)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Per = Literal["query", "pair"]
-# Takes the notes that it adds to.
+# Reads files of records, and adds notes to its argument.
 ReadFiles = Callable[[list[str]], Iterable[Iterable[Record]]]
 
 EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz", ".parquet")
@@ -163,10 +163,10 @@ class RecordReader:
         self._negatives = negatives
         self._option = option
         self._mapped = None if columns is None else mapped_roles(columns)
-        # Of one file, by its columns in any order: the first object determines them.
+        # Roles of the columns of one file, by its set of columns; the first object determines them.
         self._found: dict[frozenset[str], Roles] = {}
         self._ignored: set[str] = set()
-        # Places of what is left out.
+        # Where the rows and negatives are that were left out.
         self._empty_rows: list[str] = []
         self._empty_negatives: list[str] = []
 

@@ -19,10 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import xxhash
-
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
+from mixfluence.data.rows import Row, RowSet, convert_once, cut_at_space, fingerprint, hash_order
 from mixfluence.data.source import SourceSection
 from mixfluence.errors import DataError
 
@@ -74,8 +72,7 @@ class PydocsSource(SourceSection):
                 f"{self.library}: {len(everything)} docstrings are too few to split, "
                 f"a target needs {MIN_TARGET_ROWS}; use the split 'all'"
             )
-        hashes = [xxhash.xxh3_128_hexdigest(summary.encode()) for summary in everything.rows["anchor"]]
-        order = sorted(range(len(hashes)), key=hashes.__getitem__)
+        order = hash_order(everything.rows["anchor"])
         dev_end = TRAIN_ROWS + DEV_ROWS
         splits = {"train": order[:TRAIN_ROWS], "dev": order[TRAIN_ROWS:dev_end], "test": order[dev_end:]}
         return sorted(splits[self.split])
@@ -153,6 +150,4 @@ def _summary_and_body(docstring: str) -> tuple[str, str]:
     """Split at the first empty line and join the lines of both parts."""
     summary, _, body = docstring.partition("\n\n")
     summary, body = (" ".join(HORIZONTAL_RULES.sub(" ", part).split()) for part in (summary, body))
-    if len(body) > MAX_BODY_CHARS:
-        body = body[: MAX_BODY_CHARS + 1].rpartition(" ")[0]
-    return summary, body
+    return summary, cut_at_space(body, MAX_BODY_CHARS)

@@ -1,7 +1,4 @@
-"""Everything that a recipe reads: training, dev and test data; and a look at it before training.
-
-Plans and runs read it with the same function.
-"""
+"""Reads the training, dev and test data of a recipe, for plans and for runs, and previews it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Of large datasets a part is looked at.
+# Only a part of a large dataset is previewed.
 LENGTH_ROWS, DUPLICATE_BATCHES = 200, 100
 ROLES = ("anchor", "positive")
 # A role and texts -> their lengths.
@@ -143,7 +140,7 @@ def preview(name: str, rows: RowSet, count: Count | None = None) -> Iterator[str
         yield f"  scores{_columns(rows, 'scores')}: {short(first['scores'])}"
 
 
-def lengths(rows: RowSet, count: Count | None = None) -> str:
+def lengths(rows: RowSet, count: Count | None) -> str:
     """Return the median and the largest length of a sample of anchors and positives."""
     measure = count or (lambda role, texts: [len(text.split()) for text in texts])
     sample = rows.rows[:: -(-len(rows) // LENGTH_ROWS)]
@@ -152,7 +149,7 @@ def lengths(rows: RowSet, count: Count | None = None) -> str:
     return f"{'tokens' if count else 'words'}: {shown}"
 
 
-def preview_sources(sources: Mapping[str, Source], count: Count | None = None) -> Iterator[str]:
+def preview_sources(sources: Mapping[str, Source], count: Count | None) -> Iterator[str]:
     """Yield a few lines about each source on this machine, with the notes of its reader."""
     for name, source in sources.items():
         if source.on_disk:

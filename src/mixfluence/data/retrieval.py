@@ -76,14 +76,14 @@ class RetrievalSet:
             qrels={query: self.qrels[query] for query in ids if query in self.qrels},
         )
 
-    def sample_corpus(self, size: int, seed: int = 0) -> RetrievalSet:
+    def sample_corpus(self, size: int) -> RetrievalSet:
         """Return the task with judged passages and random others: to select checkpoints, not for reported scores."""
         if len(self.doc_ids) <= size:
             return self
         judged = {doc for grades in self.qrels.values() for doc in grades}
         keep = [i for i, doc in enumerate(self.doc_ids) if doc in judged]
         others = [i for i, doc in enumerate(self.doc_ids) if doc not in judged]
-        keep += random.Random(seed).sample(others, max(0, min(size - len(keep), len(others))))
+        keep += random.Random(0).sample(others, max(0, min(size - len(keep), len(others))))
         keep.sort()
         return replace(self, doc_ids=[self.doc_ids[i] for i in keep], docs=[self.docs[i] for i in keep])
 

@@ -1,7 +1,7 @@
 """Training rows: an anchor, a positive, any number of negatives and perhaps teacher scores.
 
-Every format is converted to this shape once, into a memory-mapped Arrow file. Recipes import this module, so functions
-import Arrow themselves.
+Every format is converted to this shape once, into a memory-mapped Arrow file. Recipes import this module, so Arrow is
+imported inside functions.
 """
 
 from __future__ import annotations
@@ -91,6 +91,19 @@ def text_key(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
+def hash_order(texts: Iterable[str]) -> list[int]:
+    """Return the positions of texts in an order that depends on nothing but the texts, for splits."""
+    hashes = [xxhash.xxh3_128_hexdigest(text.encode()) for text in texts]
+    return sorted(range(len(hashes)), key=hashes.__getitem__)
+
+
+def cut_at_space(text: str, most: int) -> str:
+    """Return at most `most` characters of a text, cut at a space if it has any."""
+    if len(text) <= most:
+        return text
+    return text[: most + 1].rpartition(" ")[0] or text[:most]
+
+
 def count_difference(name: str, what: str, found: int, published: int | None) -> Iterator[str]:
     """Yield a note if a count is known and differs from what was read."""
     if published is not None and found != published:
@@ -109,7 +122,7 @@ def arrow_schema() -> pa.Schema:
 
 @dataclass
 class Facts:
-    """What a reader tells besides the rows: notes for the user, and the columns of each role."""
+    """What a reader reports besides rows: notes for the user, and the columns of each role."""
 
     notes: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -124,7 +137,7 @@ class Facts:
 def convert_once(files: Sequence[Path], options: Mapping[str, Any], read: Callable[[Facts], Iterable[Row]]) -> RowSet:
     """Return the rows that `read` yields, from the cache if neither files nor options have changed.
 
-    `read` opens no other files. What it adds to its argument is stored with the rows, so that later runs show it too.
+    `read` opens no other files. The facts that it adds are stored with the rows, so that later runs report them too.
     """
     from datasets import Dataset
 
@@ -155,7 +168,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     iterator = iter(rows)
     with path.open("wb") as sink, pa.ipc.new_stream(sink, arrow_schema()) as writer:
         while batch := list(islice(iterator, ROWS_PER_BATCH)):
-            writer.write_batch(pa.record_batch(_columns(batch), schema=arrow_schema()))
+            writer.write_batch(pa.RecordBatch.from_pylist([row._asdict() for row in batch], arrow_schema()))
 
 
 def join(parts: Mapping[str, RowSet]) -> RowSet:
@@ -174,7 +187,7 @@ def rows_in_memory(rows: Iterable[Row]) -> Dataset:
     import pyarrow as pa
     from datasets import Dataset
 
-    return Dataset(pa.table(_columns(list(rows)), arrow_schema()))
+    return Dataset(pa.Table.from_pylist([row._asdict() for row in rows], arrow_schema()))
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -184,10 +197,3 @@ def fingerprint(dataset: Dataset) -> str:
         # Through Python values, because equal rows may differ in their Arrow buffers (slices, null maps).
         digest.update(json.dumps([column.to_pylist() for column in table.columns]).encode())
     return digest.hexdigest()
-
-
-def _columns(rows: Sequence[Row]) -> list[pa.Array]:
-    import pyarrow as pa
-
-    columns = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
-    return [pa.array(column, type) for column, type in zip(columns, arrow_schema().types, strict=True)]

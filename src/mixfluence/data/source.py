@@ -26,7 +26,7 @@ from mixfluence.losses import LOSSES, LossSection
 from mixfluence.schema import Count, PathLike, Section, WholeNumber, registered, short
 
 LOCATION_KEYS = {"path", "id", "config", "library", "task", "language", "kind", "split"}
-# Of training sets alone; recipe-wide values are keys of `training`.
+# Keys of training sets only; their defaults are keys of `training`.
 TRAINING_KEYS = ("loss", "batch_size", "hard_negatives")
 # Published datasets have a few unknown ids and empty texts; more of them means the wrong file or column.
 MAX_DROPPED_SHARE = 0.05
@@ -69,7 +69,7 @@ class SourceSection(Section):
 
     @property
     def on_disk(self) -> bool:
-        """Whether reading it can be tried on this machine."""
+        """Whether the data should be readable on this machine."""
         return True
 
     @abstractmethod

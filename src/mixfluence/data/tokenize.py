@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import pandas
 import torch
 import xxhash
 from datasets import Dataset
@@ -46,7 +47,6 @@ PROBE = ["a", SENTENCE * 2_000]
 SHORT_PROBE = ["a", SENTENCE * 64, SENTENCE * 128]
 Task = Literal["query", "document"]
 Advance = Callable[[int], object]
-Sides = dict[str, "Side"]
 Chunk = TypeVar("Chunk")
 # Shared, because a process can map only some ten thousand files and thousands of clusters would open more.
 _shared: WeakValueDictionary[str, TokenisedRows] = WeakValueDictionary()
@@ -282,7 +282,7 @@ def _build_texts(texts: Sequence[str], side: Side, folder: Path) -> None:
     write_tables(folder, in_parallel(math.ceil(len(texts) / TEXTS_PER_CHUNK), tokenise_chunk))
 
 
-def _build_rows(rows: RowSet, sides: Sides, advance: Advance, folder: Path) -> None:
+def _build_rows(rows: RowSet, sides: dict[str, Side], advance: Advance, folder: Path) -> None:
     """Number the distinct texts in a first pass, and tokenise each once in a second."""
     first, starts = _number_texts(rows.rows, folder)
 
@@ -320,11 +320,10 @@ def _number_texts(rows: Dataset, folder: Path) -> tuple[dict[str, NDArray[np.boo
     first = {}
     for stem, side in ("anchor", "query"), ("passage", "document"):
         found = np.concatenate(keys[stem])
-        _, firsts, inverse = np.unique(found, return_index=True, return_inverse=True)
-        first[side] = np.isin(np.arange(len(found)), firsts)
+        first[side] = ~pandas.Series(found).duplicated().to_numpy()
         np.save(folder / f"{stem}_keys.npy", found)
         # Distinct texts are numbered in order of first occurrence.
-        np.save(folder / f"{stem}s.npy", np.argsort(np.argsort(firsts)).astype(np.int32)[inverse])
+        np.save(folder / f"{stem}s.npy", pandas.factorize(found)[0].astype(np.int32))
     np.save(folder / "passage_starts.npy", starts)
     if any(np.isfinite(part).any() for part in scores):
         np.save(folder / "scores.npy", np.concatenate(scores))

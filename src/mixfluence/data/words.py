@@ -24,9 +24,9 @@ LEADING_SPACE = r"\s+(?!\S)"
 # Normalizers that treat the characters of a word alike in any text.
 BY_CHARACTER = {"BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Precompiled"}
 SPACE_BEFORE_WORD = re.compile(r"(?<=\S)(?= \S)")
-# From a text and the most splits to its words.
+# Splits a text into words, at most so many times.
 Split = Callable[[str, int], list[str]]
-# Above these, the words known so far are forgotten.
+# With more than these, the words learned so far are forgotten.
 MOST_WORDS, MOST_IDS = 500_000, 5_000_000
 
 

@@ -1,7 +1,7 @@
 """Scores of test queries by trec_eval, ranks of dev queries, and the files that keep them.
 
-Ranks of dev queries come with their texts: examples for the report, which means cannot give. This module does not load
-torch, so that `compare` is fast.
+Ranks of dev queries are stored with their texts, as examples for the report. This module does not load torch, so that
+`compare` is fast.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytrec_eval
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from mixfluence.data.retrieval import LARGEST_GRADE
 from mixfluence.errors import DataError
 from mixfluence.files import write_text
 from mixfluence.runs import read_bytes
@@ -35,8 +36,7 @@ _TREC_NAMES = {
     "recall@100": "recall_100",
     "map@100": "map_cut_100",
 }
-MAX_GRADE = 10_000
-# Of texts of dev queries that are kept.
+# Length to which the texts of dev queries are cut.
 MAX_CHARACTERS = 300
 MEASURES = tuple(_TREC_NAMES)
 """The reported measures. Shorter rankings are scored as they are: with 10 hits, recall@100 is recall@10."""
@@ -69,10 +69,10 @@ def score_rankings(
     without hits or without a relevant passage scores zero; trec_eval leaves out queries without hits, which raises
     the mean. Only grades above zero are relevant. By default the queries of `qrels` are scored.
     """
-    # Two queries with grades below -1 only crash pytrec_eval, and memory grows with the highest grade.
+    # pytrec_eval crashes on two queries with grades below -1 only, and takes memory for every grade up to the highest.
     judged = {query: {doc: max(grade, 0) for doc, grade in grades.items()} for query, grades in qrels.items()}
-    if high := [query for query, grades in judged.items() if max(grades.values(), default=0) > MAX_GRADE]:
-        raise DataError(f"query {high[0]!r} has a grade above {MAX_GRADE:,}")
+    if high := [query for query, grades in judged.items() if max(grades.values(), default=0) > LARGEST_GRADE]:
+        raise DataError(f"query {high[0]!r} has a grade above {LARGEST_GRADE:,}")
     retrieved = {query: dict(hits) for query, hits in rankings.items()}
     found = pytrec_eval.RelevanceEvaluator(judged, set(_TREC_NAMES.values())).evaluate(retrieved)
     scores = {}

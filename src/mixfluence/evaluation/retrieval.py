@@ -49,7 +49,7 @@ def rank_task(
     return _matching(rankings) if isinstance(model, SparseEncoder) else rankings
 
 
-def rank_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int = 100) -> dict[str, Ranking]:
+def rank_embeddings(task: RetrievalSet, queries: Tensor, passages: Tensor, k: int) -> dict[str, Ranking]:
     """Return the first `k` hits of every query, given unit vectors of queries and passages."""
     return build_rankings(task, check_finite(task, exact_search(queries, passages, k + 1)), k)
 

@@ -155,7 +155,7 @@ def search_bm25(task: RetrievalSet, k: int) -> Hits:
 
     tokens = bm25s.tokenize(list(task.docs), show_progress=False)
     if not any(tokens.ids):
-        logger.warning("%s: no passage has a word, so that BM25 finds none", task.name)
+        logger.warning("%s: no passage contains a word, so BM25 finds nothing", task.name)
         first = torch.arange(min(k, len(task.docs))).expand(len(task.queries), -1)
         return torch.zeros(first.shape), first
     index = bm25s.BM25()
@@ -183,13 +183,11 @@ def exact_search(
 
 
 def _search_block(queries: Tensor, corpus: Tensor, k: int, chunk: int) -> tuple[Tensor, Tensor]:
-    empty = queries.new_empty(len(queries), 0)
-    best = empty, torch.empty_like(empty, dtype=torch.long)
-    start = 0
-    for block in torch.split(corpus, chunk):
+    best: Hits | None = None
+    for number, block in enumerate(torch.split(corpus, chunk)):
         scores, positions = (queries @ block.float().T).topk(min(k, len(block)))
-        best = _best(best, (scores, positions + start), k)
-        start += len(block)
+        best = _best(best, (scores, positions + number * chunk), k)
+    assert best is not None
     return best
 
 

@@ -63,17 +63,15 @@ def randomisation_test(differences: Sequence[Vector], *, rounds: int = ROUNDS, s
     return (reached + 1) / (rounds + 1)
 
 
-def bootstrap_interval(
-    differences: Sequence[Vector], *, level: float = 0.95, rounds: int = ROUNDS, seed: int = 0
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the average difference; sets are resampled separately."""
-    generator = np.random.default_rng(seed)
+def bootstrap_interval(differences: Sequence[Vector], *, rounds: int = ROUNDS) -> tuple[float, float]:
+    """Return the 95% percentile bootstrap interval of the average difference; sets are resampled separately."""
+    generator = np.random.default_rng(0)
     means = []
     for values in differences:
         draws = (generator.integers(0, len(values), (block, len(values))) for block in _blocks(rounds, len(values)))
         means.append(np.concatenate([values[drawn].mean(axis=1) for drawn in draws]))
     averages = np.mean(means, axis=0)
-    low, high = np.quantile(averages, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(averages, [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -93,9 +93,30 @@ class Comparison:
         return f"GPU-{word}" if self.on_gpu else word, _UNITS[word]
 
     @property
+    def statics(self) -> list[Group]:
+        """The groups with static sampling; costs are relative to the first."""
+        return [group for group in self.groups if group.recipe.strategy.baseline and self.cost(group)]
+
+    @property
     def static(self) -> Group | None:
-        """The group that costs are relative to: the first one with static sampling."""
-        return next((group for group in self.groups if group.recipe.strategy.baseline and self.cost(group)), None)
+        """The group that costs are relative to."""
+        return next(iter(self.statics), None)
+
+    @cached_property
+    def points(self) -> dict[int, list[Vector]]:
+        """Scores per query of each averaged set, by the position of the row: means over seeds, ordered by query id.
+
+        A row without an average, or whose runs were tested on different queries, is missing.
+        """
+        found = {}
+        for place, row in enumerate(self.rows):
+            if not self.average(row):
+                continue
+            by_test = [[run.scores[name].per_query for run in row.runs] for name in self.averaged]
+            if all(table.keys() == tables[0].keys() for tables in by_test for table in tables):
+                seeds = ([_in_points(table, self.measure) for table in tables] for tables in by_test)
+                found[place] = [np.mean(values, axis=0) for values in seeds]
+        return found
 
     def average(self, group: Group) -> Score | None:
         """Return the average over test sets; None if the group lacks one of them."""
@@ -111,8 +132,11 @@ class Comparison:
         """Return the mean score on the guards minus that of the start, negative if a trained model forgot."""
         model = group.recipe.model.name
         starts = (row for row in self.rows if row.runs[0].untrained == "zero-shot" and row.recipe.model.name == model)
-        start, own = (row and row.average(self.guards, self.measure) for row in (next(starts, None), group))
-        return own.mean - start.mean if own and start and not group.runs[0].untrained else None
+        start = next(starts, None)
+        if start is None or group.runs[0].untrained:
+            return None
+        before, after = (row.average(self.guards, self.measure) for row in (start, group))
+        return after.mean - before.mean if before and after else None
 
     def cost(self, group: Group) -> float | None:
         """Return the mean hours of a run; None if nothing was trained or the run has not finished."""
@@ -143,13 +167,11 @@ def compare(
     runs or by its position, starting at 1; by default they are the two with the highest averages. `overview` accepts
     any runs and tests nothing.
     """
-    groups = tuple(group_by_seed(runs))
-    tests = _same_tests(groups)
-    found = Comparison(measure, groups, tests, tests, tuple(_differences(groups)))
+    found = replace(overview(runs), measure=measure)
+    _refuse_other_tests(found.groups)
     if not (pair := _pair(found, between)):
         return found
-    scores = [[_per_query(found.rows[place], name, measure) for name in tests] for place in pair]
-    return replace(found, contrast=_contrast(tests, pair, scores, test, bootstrap))
+    return replace(found, contrast=contrast_between(found, *pair, test=test, bootstrap=bootstrap))
 
 
 def overview(runs: Sequence[Run]) -> Comparison:
@@ -194,56 +216,45 @@ def _position(groups: Sequence[Group], word: str) -> int:
     raise RecipeError(f"--between: no row named {word!r}; the rows are {known}")
 
 
-def _contrast(
-    names: Sequence[str], pair: tuple[int, int], scores: Sequence[Sequence[Vector]], test: TestName, bootstrap: bool
+def contrast_between(
+    comparison: Comparison, first: int, second: int, *, test: TestName = "t", bootstrap: bool = False
 ) -> Contrast:
-    """Test the scores of two rows by test set and query, paired by query."""
+    """Test two rows, given by their positions, against each other; both need the same queries."""
 
     def difference(values: Sequence[Vector], p: float, p_holm: float) -> Difference:
         interval = significance.bootstrap_interval(values) if bootstrap else None
         return Difference(sum(map(len, values)), significance.average_difference(values), p, p_holm, interval)
 
-    found = [first - second for first, second in zip(*scores, strict=True)]
+    found = [one - other for one, other in zip(comparison.points[first], comparison.points[second], strict=True)]
     p_values = [TESTS[test]([values]) for values in found]
-    by_test = zip(names, found, p_values, significance.holm(p_values), strict=True)
+    by_test = zip(comparison.averaged, found, p_values, significance.holm(p_values), strict=True)
     results = {name: difference([values], p, p_holm) for name, values, p, p_holm in by_test}
     p = TESTS[test](found)
-    return Contrast(*pair, test, difference(found, p, p), results)
+    return Contrast(first, second, test, difference(found, p, p), results)
 
 
 def all_contrasts(comparison: Comparison) -> dict[int, dict[int, Contrast]]:
     """Return t-tests of rows against each row as baseline, where both have the same queries of all averaged sets."""
-    names, measure = comparison.averaged, comparison.measure
-    queries: dict[int, set[tuple[int, ...]]] = {}
-    for place, row in enumerate(comparison.rows):
-        if names and comparison.average(row):
-            tables = [[run.scores[name].per_query for name in names] for run in row.runs]
-            queries[place] = {tuple(hash(frozenset(own)) for own in table) for table in tables}
-    scores = {
-        place: [_per_query(comparison.rows[place], name, measure) for name in names]
-        for place, own in queries.items()
-        if len(own) == 1
+    scores = {place: comparison.rows[place].runs[0].scores for place in comparison.points}
+    queries = {
+        place: [hash(frozenset(own[name].per_query)) for name in comparison.averaged] for place, own in scores.items()
     }
     return {
         base: {
-            place: _contrast(names, (place, base), (scores[place], scores[base]), "t", bootstrap=False)
-            for place in scores
+            place: contrast_between(comparison, place, base)
+            for place in queries
             if place != base and queries[place] == queries[base]
         }
-        for base in scores
+        for base in queries
     }
 
 
-def _per_query(group: Group, dataset: str, measure: str) -> Vector:
-    """Return the mean over seeds of each query's score in points, ordered by query id."""
-    tables = [run.scores[dataset].per_query for run in group.runs]
-    points = [[100 * table[query][measure] for query in sorted(tables[0])] for table in tables]
-    mean: Vector = np.mean(points, axis=0)
-    return mean
+def _in_points(per_query: Mapping[str, Mapping[str, float]], measure: str) -> list[float]:
+    return [100 * per_query[query][measure] for query in sorted(per_query)]
 
 
-def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return the test sets of the runs; an error if a run has not finished, or two differ in their test sets."""
+def _refuse_other_tests(groups: Sequence[Group]) -> None:
+    """Refuse runs that have not finished, or that differ in their test sets."""
     runs = list(labelled(groups))
     for name, run in runs:
         if not run.finished:
@@ -256,7 +267,6 @@ def _same_tests(groups: Sequence[Group]) -> tuple[str, ...]:
         for test, scores in run.scores.items():
             if _changed(test, [run, other]) or scores.per_query.keys() != other.scores[test].per_query.keys():
                 raise DataError(f"{both}: queries, passages or judgements of {test} differ")
-    return tuple(run.scores)
 
 
 def _references(groups: Sequence[Group]) -> list[Group]:

@@ -6,31 +6,25 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any, TypeVar
+from typing import Any
 
+from mixfluence.display import thin
 from mixfluence.influence.settings import FORWARD
 from mixfluence.policy.arms import totals
 from mixfluence.runs import MEASURE, Run, TraceLine, checkpoint_files
 from mixfluence.strategies import FINAL
 
-# More datasets than this, such as clusters, are indistinguishable: the rest is drawn as one line.
+# More lines, such as those of clusters, cannot be told apart: the rest is drawn as one.
 MOST_DATASETS = 32
+# Points of a curve on the page, which keep it small.
 MOST_POINTS = 150
-# A curve of fewer points is drawn as it is.
+# A curve of fewer points is not smoothed.
 LEAST_SMOOTHED = 20
 # Rounds that the matrix of influences is averaged over.
 LAST_ROUNDS = 10
 NATS = ("info-nce", "info-nce-hard", "distillation", "training-loss")
-Item = TypeVar("Item")
 Points = list[tuple[int, float]]
 States = list[tuple[int, Mapping[str, float | None]]]
-
-
-def thin(items: Sequence[Item]) -> list[Item]:
-    """Return at most `MOST_POINTS` evenly spaced items, first and last included, so that pages stay small."""
-    if len(items) <= MOST_POINTS:
-        return list(items)
-    return [items[round(place * (len(items) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
 
 
 def with_terms(trace: Sequence[TraceLine]) -> list[TraceLine]:
@@ -83,7 +77,7 @@ def losses(trace: Sequence[TraceLine]) -> Points:
 def sampling_states(trace: Sequence[TraceLine]) -> States:
     """Return the probabilities at the start, and after each step that has a line, thinned."""
     by_step = {line["step"]: line["weights"] for line in trace[1:]}
-    return thin([(0, trace[1]["weights"]), *by_step.items()])
+    return thin([(0, trace[1]["weights"]), *by_step.items()], MOST_POINTS)
 
 
 def dataset_states(run: Run, trace: Sequence[TraceLine]) -> States:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from mixfluence.display import thin
 from mixfluence.report import curves
 from mixfluence.report.compare import Comparison, labelled
-from mixfluence.report.curves import Points, by_dataset, thin
+from mixfluence.report.curves import MOST_POINTS, Points, by_dataset
 from mixfluence.runs import PARTS, Run
 
 COLOURS, DASHES = 7, ("solid", "dash", "dot", "dashdot", "longdash")
@@ -145,7 +146,7 @@ def _lines(
 
 
 def _line(name: str, points: Points, number: int, shape: str, ink: bool) -> Trace:
-    shown = thin(points)
+    shown = thin(points, MOST_POINTS)
     trace = _trace(name, [step for step, _ in shown], [value for _, value in shown], number)
     trace["line"]["shape"] = shape
     if ink:

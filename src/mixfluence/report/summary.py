@@ -34,9 +34,8 @@ def make_notes(comparison: Comparison) -> list[str]:
         notes.append("No test results: give the runs test sets, or score their models with mixfluence evaluate.")
     notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
     notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
-    statics = [group for group in comparison.groups if group.recipe.strategy.baseline and comparison.cost(group)]
-    if len(statics) > 1:
-        notes.append(f"Cost is relative to {statics[0].label}, the first of several static rows.")
+    if len(comparison.statics) > 1:
+        notes.append(f"Cost is relative to {comparison.statics[0].label}, the first of several static rows.")
     return notes + [f"Caution: {sentence}." for sentence in comparison.notes]
 
 
@@ -113,8 +112,9 @@ def _cost_sheet(comparison: Comparison) -> list[Sheet]:
     amounts["total"] = [factor * sum(own.values()) for own in hours]
     steps = [comparison.steps(group) or 0.0 for group in groups.values()]
     if comparison.static:
+        base = comparison.steps(comparison.static) or 1.0
         amounts["× static"] = [comparison.relative_cost(group) or 0.0 for group in groups.values()]
-        amounts["steps × static"] = [own / (comparison.steps(comparison.static) or 1.0) for own in steps]
+        amounts["steps × static"] = [own / base for own in steps]
     keys = words("#", list(map(str, groups))), words("run", [group.label for group in groups.values()])
     columns = [numbers(head, [f"{v:.2f}" if v else MISSING for v in own]) for head, own in amounts.items()]
     columns.append(numbers("step-equivalents", [f"{own:,.0f}" for own in steps]))

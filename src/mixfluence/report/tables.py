@@ -1,4 +1,4 @@
-"""Tables for the terminal and as Markdown, HTML and LaTeX; names may contain any characters."""
+"""Tables for the terminal, and as Markdown and LaTeX; names may contain any characters."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def score_table(systems: Mapping[str, Mapping[str, Evaluation]], measure: str = 
     for test in scores[0]:
         best = max(own[test] for own in scores) if len(scores) > 1 else None
         columns.append(Column(test, tuple(Cell(f"{100 * own[test]:.1f}", own[test] == best) for own in scores)))
-    return Screen([Sheet("", tuple(columns), 1)])
+    return Screen([Sheet(f"{measure.upper()} × 100:", tuple(columns), 1)])
 
 
 def measure_sheet(title: str, scores: Mapping[str, Mapping[str, float]]) -> Sheet:
@@ -155,20 +155,6 @@ def markdown_table(sheet: Sheet) -> str:
     rules = ["---:" if column.numeric else ":---" for column in sheet.columns]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rules, *lines))
     return f"**{markdown_text(sheet.title)}**\n\n{table}"
-
-
-def html_table(sheet: Sheet) -> str:
-    """Return a table as HTML with its title as caption."""
-    heads, *lines = _escaped(sheet, html.escape, "<b>{}</b>")
-    kinds = [' class="number"' if column.numeric else "" for column in sheet.columns]
-    head = "".join(
-        f'<th scope="col"{kind}><button>{text}</button></th>' for kind, text in zip(kinds, heads, strict=True)
-    )
-    starts = [f"<td{kind}>" for kind in kinds]
-    rows = ["".join(f"{start}{cell}</td>" for start, cell in zip(starts, line, strict=True)) for line in lines]
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    caption = f"<caption>{html.escape(sheet.title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def latex_table(sheet: Sheet) -> str:
