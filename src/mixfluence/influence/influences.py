@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -38,9 +38,6 @@ class Influences:
     base: Array
     gains: list[Array]
     sign: int = -1
-    _combined: dict[Aggregate, tuple[Array, Array]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def of(self, targets: Iterable[str]) -> Influences:
         """Return the influences on some of the dev sets, in the given order."""
@@ -84,11 +81,6 @@ class Influences:
                 gains divided by the metric before, which weights targets equally; `worst`, the relative gain of the
                 target that a dataset helps least or harms most.
         """
-        if how not in self._combined:
-            self._combined[how] = self._combine(how)
-        return self._combined[how]
-
-    def _combine(self, how: Aggregate) -> tuple[Array, Array]:
         scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
         gains = self.on_targets() / scale
         errors = self.errors() / scale

@@ -133,12 +133,12 @@ def resolve_metric(metric: str | Metric, loss: Losses) -> Metric:
 
 
 def _temperature(loss: Losses) -> float:
-    """Return the temperature of a loss, or of the loss that it wraps: its own, 1 / `scale`, or the paper's."""
+    """Return the temperature of a loss, or of the loss that it wraps: 1 / `scale`, its own, or the paper's."""
     first: Any = next(iter(loss.values())) if isinstance(loss, Mapping) else loss
     while isinstance(getattr(first, "loss", None), nn.Module):
         first = first.loss
     scale = getattr(first, "scale", None)
-    return float(getattr(first, "temperature", 1 / scale if isinstance(scale, float | int) else 0.02))
+    return 1 / scale if isinstance(scale, float | int) else float(getattr(first, "temperature", 0.02))
 
 
 def _metric_of(score: Callable[[Tensor, DevBatch], Tensor], *, higher_is_better: bool, hard_negatives: bool) -> Metric:
