@@ -47,12 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 class Trained(NamedTuple):
-    """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
+    """A trained stage: its trainer, seconds by part and the cost of its probes."""
 
     trainer: MixtureMixin
     seconds: dict[str, float]
     probing: dict[str, float]
-    selected_step: int
 
 
 def run(
@@ -114,7 +113,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     facts: dict[str, Any] = {}
     if final.merges:
         mixtures = {name: own["found"] for name, own in records.items()}
-        trained, note, facts["encodings"] = _merge(recipe, final, pool, inputs, mixtures)
+        trained, note, facts = _merge(recipe, final, pool, inputs, mixtures)
         notes = [*notes, note]
     else:
         trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
@@ -191,16 +190,15 @@ def _train(
     # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.
     if not stage.scored or trainer.is_fsdp_enabled:
         _save_model(recipe, trainer, folder)
-    best = trainer.state.best_model_checkpoint
-    return Trained(trainer, watch.seconds, probing, runs.step_of(best) if best else trainer.state.global_step)
+    return Trained(trainer, watch.seconds, probing)
 
 
 def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
-) -> tuple[Trained, str, int]:
+) -> tuple[Trained, str, dict[str, Any]]:
     """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result.
 
-    Returned are also a sentence about it, and how often the dev samples were encoded.
+    Also return a sentence about it, and what the record says of the search.
     """
     folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
@@ -222,7 +220,7 @@ def _merge(
     _save_model(recipe, trainer, folder)
     seconds = watch.seconds | {"train": 0.0, "probe": probing["seconds"]}
     encodings = merger.models if is_linear(merger.model) else best.evaluations
-    return Trained(trainer, seconds, probing, best.step), best.note, encodings
+    return Trained(trainer, seconds, probing), best.note, {"selected_step": best.step, "encodings": encodings}
 
 
 def _prepare(
@@ -333,7 +331,6 @@ def _write_record(
         "versions": inputs["versions"],
         "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
         **record_facts(trained.trainer, seconds, trained.probing),
-        "selected_step": trained.selected_step,
         "notes": [*data.notes, *notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         **facts,
