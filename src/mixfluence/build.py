@@ -138,11 +138,11 @@ def _build_loss(
 def _hard_negatives(recipe: Recipe, sources: Mapping[str, str]) -> NumNegatives:
     """Return the hard negatives per row, by dataset if one has a number of its own."""
     general = recipe.training.hard_negatives
-    own = {name: recipe.train[source].hard_negatives for name, source in sources.items()}
-    if all(number is None for number in own.values()):
+    by_source = {name: recipe.train[source].hard_negatives for name, source in sources.items()}
+    own = {name: number for name, number in by_source.items() if number is not None}
+    if not own:
         return general
-    chosen = {name: general if number is None else number for name, number in own.items()}
-    return {name: number for name, number in chosen.items() if number is not None}
+    return own if general is None else dict.fromkeys(sources, general) | own
 
 
 def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
@@ -222,6 +222,9 @@ def _arguments_class(recipe: Recipe) -> type[BaseTrainingArguments]:
 def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Return the arguments that the recipe's own keys determine."""
     training, selection = recipe.training, recipe.selection
+    bf16 = training.precision == "bf16"
+    if training.precision == "auto":
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     save_every = selection.every if selection else training.save_every
     if save_every is None and training.steps > SAVE_EVERY:
         save_every = SAVE_EVERY
@@ -236,7 +239,7 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
         "lr_scheduler_type": "linear",
         "warmup_steps": training.warmup_steps,
         "weight_decay": training.weight_decay,
-        "bf16": _bf16(training.precision, device),
+        "bf16": bf16,
         "use_cpu": device.type == "cpu",
         "logging_steps": training.log_every,
         "save_strategy": "steps" if save_every else "no",
@@ -308,9 +311,3 @@ def _prompts(recipe: Recipe, model: BaseModel, sources: Mapping[str, str]) -> di
         name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
         for name, source in {**recipe.dev, **{name: recipe.train[own] for name, own in sources.items()}}.items()
     }
-
-
-def _bf16(precision: str, device: torch.device) -> bool:
-    if precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return precision == "bf16"

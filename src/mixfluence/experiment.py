@@ -184,7 +184,7 @@ def _train(
     if probing["rounds"]:
         rounds = counted(int(probing["rounds"]), "round")
         logger.info(
-            "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            "%s of probes took %.0f s, training %.0f s; probes needed memory for %.1f times the parameters",
             *(rounds, probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
         )
     # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.

@@ -69,7 +69,7 @@ class ModelSection(Section):
             raise ValueError("'wordllama' is a static model; write model={name: wordllama}")
         if self.lora and not self.lora.merged and self.bidirectional is not None:
             # Adapters are saved without the configuration of their base.
-            raise ValueError("lora.merged: an adapter alone is saved without bidirectional; merge it")
+            raise ValueError("lora.merged: must be true with bidirectional, which an adapter alone does not save")
         return self
 
 

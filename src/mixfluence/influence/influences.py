@@ -54,10 +54,9 @@ class Influences:
         return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
 
     def enough_rows(self, reliability: float) -> Array:
-        """Return how many rows of each target would have been enough; infinity where the round is all noise.
+        """Return how many rows of each target would have given this reliability; infinity where all is noise.
 
-        That is where the variance of the true influences, as a share of that of the measured ones relative to their
-        mean, is the `reliability`.
+        The reliability is the share of the variance between datasets that is not noise of the rows.
         """
         contrasts = self.on_targets() - self.on_targets().mean(axis=0)
         noise = np.mean(self.errors() ** 2, axis=0)

@@ -109,7 +109,7 @@ def loss_metric(loss: Losses) -> Metric:
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
         chosen = loss.get(batch.target) if isinstance(loss, Mapping) else loss
         if chosen is None:
-            raise DataError(f"{batch.target}: no loss of this name to evaluate the dev set with")
+            raise DataError(f"{batch.target}: the trainer has no loss for this dev set")
         # Copied, because modules of sentence-transformers modify their input.
         found = [chosen([copy(column) for column in piece.columns], piece.labels) for piece in batch.pieces]
         return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])

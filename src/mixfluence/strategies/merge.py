@@ -78,7 +78,7 @@ class Merge(Strategy):
     @model_validator(mode="after")
     def _experts_of_one_kind(self) -> Self:
         if sum(given is not None for given in (self.experts, self.branching, self.mixtures)) > 1:
-            raise ValueError("give one of experts, branching and mixtures: only experts of datasets are used again")
+            raise ValueError("give only one of experts, branching and mixtures, which describe different experts")
         return self
 
     @property
@@ -107,7 +107,7 @@ class Merge(Strategy):
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         found = self._clustering.divide(mixture, targets, recipe, least_rows)
         if len(found.mixture) != self.branching:
-            raise RecipeError(f"strategy.branching: only {len(found.mixture)} clusters of the rows fill a batch")
+            raise RecipeError(f"strategy.branching: only {len(found.mixture)} clusters have enough rows for a batch")
         return found
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:

@@ -7,7 +7,6 @@ from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
@@ -28,12 +27,6 @@ FIXED: dict[str, tuple[Any, str]] = {
     "deepspeed": (None, "probes cannot restore the parameters and optimizer that it divides; use fsdp"),
     "batch_sampler": (BatchSamplers.BATCH_SAMPLER, "batches already contain no duplicates; leave it out"),
     "multi_dataset_batch_sampler": (MultiDatasetBatchSamplers.PROPORTIONAL, "give a strategy instead"),
-}
-TRAINERS = {
-    SentenceTransformer: "MixtureTrainer",
-    SparseEncoder: "SparseMixtureTrainer",
-    MultiVectorEncoder: "MultiVectorMixtureTrainer",
-    CrossEncoder: "RerankerMixtureTrainer",
 }
 
 
@@ -74,9 +67,11 @@ def check_engine(trainer: MixtureMixin) -> None:
 
 def check_model(model: object, expected: type) -> None:
     """Refuse a model of another kind than a trainer expects; name the trainer for it."""
+    from mixfluence.training.kinds import TRAINERS_BY_KIND
+
     if model is not None and not isinstance(model, expected):
-        right = next((name for kind, name in TRAINERS.items() if isinstance(model, kind)), None)
-        hint = f"; use {right}" if right else ""
+        fitting = [kind.__name__ for kind in TRAINERS_BY_KIND.values() if isinstance(model, kind.model_class)]
+        hint = f"; use {fitting[0]}" if fitting else ""
         raise RecipeError(f"model: expected a {expected.__name__}, found {_kind(model)}{hint}")
 
 

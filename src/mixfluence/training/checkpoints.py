@@ -145,7 +145,7 @@ def valid_state(path: Path | str) -> Iterator[None]:
     try:
         yield
     except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: not the checkpoint of this mixture ({type(error).__name__}: {error})") from error
+        raise DataError(f"{path}: not a checkpoint of this mixture ({type(error).__name__}: {error})") from error
 
 
 def hash_parameters(model: nn.Module) -> str:

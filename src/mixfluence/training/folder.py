@@ -55,7 +55,7 @@ def start_folder(trainer: MixtureMixin, folder: Path) -> None:
             raise ValueError(f"{type(trainer.strategy).__name__} is not registered in STRATEGIES")
         text = dump_recipe(_recipe(trainer, folder))
     except (ValidationError, ValueError, yaml.YAMLError) as error:
-        logger.warning("%s: not readable by the command line (%s)", folder, error)
+        logger.warning("%s: cannot be read by the command line (%s)", folder, error)
         return
     write_text(folder / runs.RECIPE_FILE, text)
 
@@ -100,7 +100,7 @@ def list_mixture(trainer: MixtureMixin, card: Path) -> None:
 
 
 def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
-    """Return what a record says about training, given the seconds by part and the cost of probes."""
+    """Return the part of a record about training, given the seconds by part and the cost of probes."""
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
     return {
@@ -119,7 +119,7 @@ def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict
 
 
 def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """Return what a record says about tests."""
+    """Return the parts of a record about test sets: what they hold and how the model scored."""
     return {
         "tests": {
             name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
@@ -132,11 +132,16 @@ def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluatio
 def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
     args = trainer.args
     loss_scale = getattr(trainer.loss, "scale", None)
+    negatives = trainer.num_negatives
+    own_negatives = negatives if isinstance(negatives, Mapping) else {}
     described = {
         "name": folder.resolve().name,
         "seed": args.seed,
         "model": {"name": str(trainer.model.model_card_data.base_model or "unknown"), "kind": trainer.kind},
-        "train": {name: source | _own_settings(trainer, name) for name, source in _sources(trainer.mixture).items()},
+        "train": {
+            name: source | {"batch_size": trainer.own_batch_sizes.get(name), "hard_negatives": own_negatives.get(name)}
+            for name, source in _sources(trainer.mixture).items()
+        },
         "dev": _sources(trainer.dev or {}),
         "test": _sources(trainer.test),
         "strategy": trainer.strategy,
@@ -146,7 +151,7 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
             "learning_rate": float(args.learning_rate),
             "weight_decay": float(args.weight_decay),
             "gradient_accumulation": args.gradient_accumulation_steps,
-            "hard_negatives": None if isinstance(trainer.num_negatives, Mapping) else trainer.num_negatives,
+            "hard_negatives": None if isinstance(negatives, Mapping) else negatives,
             "precision": "bf16" if args.bf16 else "fp32",
             **({"temperature": 1 / loss_scale} if loss_scale else {}),
         },
@@ -157,11 +162,6 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
 
 def _sources(datasets: Iterable[str]) -> dict[str, Any]:
     return {name: {"format": "pairs", "path": Path(IN_MEMORY)} for name in datasets}
-
-
-def _own_settings(trainer: MixtureMixin, name: str) -> dict[str, int | None]:
-    negatives = trainer.num_negatives.get(name) if isinstance(trainer.num_negatives, Mapping) else None
-    return {"batch_size": trainer.own_batch_sizes.get(name), "hard_negatives": negatives}
 
 
 def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
