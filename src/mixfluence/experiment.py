@@ -182,10 +182,12 @@ def _train(
     watch.seconds["probe"] = probing["seconds"]
     watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
-        rounds = counted(int(probing["rounds"]), "round")
         logger.info(
-            "%s of probes took %.0f s, training %.0f s; probes needed memory for %.1f times the parameters",
-            *(rounds, probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
+            "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            counted(int(probing["rounds"]), "round"),
+            probing["seconds"],
+            watch.seconds["train"],
+            probing["parameter_sizes"],
         )
     # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.
     if not stage.scored or trainer.is_fsdp_enabled:

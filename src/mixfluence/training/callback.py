@@ -6,9 +6,9 @@ start of training, `weights` (the probability of each dataset for the next draw)
 
 - when the Trainer logs, before each round of probes and at the end: `trained` and `rows`, the dataset and number of
   rows of every batch trained on since the previous such line, with an entry for each cluster if batches mix the
-  clusters of a dataset; `drawn_ahead`, the datasets of batches that the loader's
-  workers have already drawn, so that new weights apply only after them; `loss` and `learning_rate` if logged;
-  `outcome`, the mixture found so far by a strategy that looks for one to train on later.
+  clusters of a dataset; `drawn_ahead`, the datasets of batches that the loader's workers have already drawn, so that
+  new weights apply only after them; `loss` and `learning_rate` if logged; `outcome`, the mixture found so far by a
+  strategy that looks for one to train on later.
 - after each round of probes: `update`, what the round measured and cost; see `mixfluence.training.probing.describe`.
 """
 

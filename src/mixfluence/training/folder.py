@@ -79,7 +79,9 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
         "seed": trainer.args.seed,
         "versions": runs.versions(),
         **record_facts(trainer, seconds, probing),
-        **{"notes": [], "overlap_dropped": {}, "stages": {}},
+        "notes": [],
+        "overlap_dropped": {},
+        "stages": {},
         **test_facts(trainer.test, scores),
     }
     runs.write_record(folder / runs.RECORD_FILE, record)
@@ -168,7 +170,7 @@ def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
     """Return the most likely datasets with their probabilities and how much of them was read."""
     took = f"{seconds['train']:.0f} s" + (f" and {seconds['probe']:.0f} s of probes" if seconds["probe"] else "")
     title = f"{type(trainer.strategy).__name__}: {trainer.state.global_step:,} steps in {took}"
-    table = Table("dataset", *("rows", "at first", "at the end", "rows drawn", "epochs"), title=title)
+    table = Table("dataset", "rows", "at first", "at the end", "rows drawn", "epochs", title=title)
     first, last = trainer.initial_weights, trainer.probabilities()
     for place, (name, size) in enumerate(trainer.mixture.sizes.items()):
         drawn = int(trainer.sampler.rows_drawn[place])
