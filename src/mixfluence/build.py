@@ -25,7 +25,6 @@ from mixfluence.data.reading import Data
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
-from mixfluence.losses import LossSection
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import short
@@ -114,15 +113,13 @@ def _build_loss(
     gathered = training.cross_device_negatives and args.world_size > 1
     if stage.against is None:
         settings = LossSettings(training.temperature, training.mini_batch_size, gathered)
-        wanted = {name: recipe.loss_of(source) for name, source in sources.items()}
-        built: list[tuple[LossSection, nn.Module]] = []
-        for section in wanted.values():
-            if section not in [known for known, _ in built]:
-                built.append((section, build_loss(section, model, settings)))
+        sections = {name: recipe.loss_of(source) for name, source in sources.items()}
+        different = {repr(section): section for section in sections.values()}
+        losses = {text: build_loss(section, model, settings) for text, section in different.items()}
         # One loss of all datasets is also that of the dev sets.
-        if len(built) == 1:
-            return built[0][1]
-        return {name: next(loss for known, loss in built if known == section) for name, section in wanted.items()}
+        if len(losses) == 1:
+            return losses.popitem()[1]
+        return {name: losses[repr(section)] for name, section in sections.items()}
     reference = stage_folder(recipe.output, stage.against) / MODEL_FOLDER
     return group_losses(
         model,

@@ -12,6 +12,7 @@ from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence import Probe
 from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
@@ -43,9 +44,12 @@ def check_arguments(args: BaseTrainingArguments) -> None:
 
 
 def check_engine(trainer: MixtureMixin) -> None:
-    """Refuse ways to divide a model among processes, and what does not work with FSDP2."""
+    """Refuse ways to divide a model among processes, and what does not work with FSDP2 or fp16."""
     if trainer.is_deepspeed_enabled:
         raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
+    probing = trainer.strategy.probing
+    if probing and trainer.accelerator.mixed_precision not in {"no", "bf16"}:
+        raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
     if not trainer.is_fsdp_enabled:
         if trainer.args.fsdp:
             raise RecipeError("fsdp: the trainer library shards models on GPUs only")
@@ -55,6 +59,9 @@ def check_engine(trainer: MixtureMixin) -> None:
         "packing or compiled": trainer.packing or trainer.compiled,
         "an evaluator or selection during training": trainer.evaluator is not None,
         "test_dataset; test the saved model": trainer.test,
+        "gradient alignment; use inf-dds": probing and not isinstance(probing.method, Probe),
+        "strategy.reptile; set it to off": probing and probing.reptile,
+        "strategy.probe.processes: divided; set it to together": probing and probing.method.alone,
     }
     for what, found in unsupported.items():
         if found:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.embedding import place
-from mixfluence.errors import DataError, RecipeError
+from mixfluence.errors import DataError
 from mixfluence.influence import (
     DevBatch,
     Influences,
@@ -60,7 +60,6 @@ class ProbeRunner:
         collate: Collate,
     ) -> None:
         assert trainer.strategy.probing is not None
-        _refuse_unsupported(trainer)
         self.influence: dict[str, float] = {}
         self.seconds = 0.0
         self._trainer = trainer
@@ -312,19 +311,3 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
         "rows": {target: gains.shape[1] for target, gains in zip(targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],
     }
-
-
-def _refuse_unsupported(trainer: MixtureMixin) -> None:
-    if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
-        raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
-    probing = trainer.strategy.probing
-    if not trainer.is_fsdp_enabled or probing is None:
-        return
-    if not isinstance(probing.method, Probe):
-        raise RecipeError("fsdp: gradient alignment needs the whole model in every process; use inf-dds")
-    if probing.reptile is not None:
-        raise RecipeError("fsdp: strategy.reptile is not supported with a sharded model; set it to off")
-    if probing.method.alone:
-        raise RecipeError(
-            "fsdp: processes that share a model probe it together; set strategy.probe.processes: together"
-        )
