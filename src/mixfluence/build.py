@@ -22,6 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer,
 from transformers.integrations import get_available_reporting_integrations
 
 from mixfluence.data.reading import Data
+from mixfluence.embedding import prompt_of
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
@@ -300,11 +301,10 @@ def _converted(name: str, value: Any, type_: Any) -> Any:
 
 def _prompts(recipe: Recipe, model: BaseModel, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the prompts of each dataset; the model's own where the source gives none, as in testing."""
-
-    def either(given: str | None, side: str) -> str:
-        return (model.prompts.get(side) or "") if given is None else given
-
     return {
-        name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
+        name: {
+            "anchor": prompt_of(model, "query", source.query_prompt),
+            "positive": prompt_of(model, "document", source.passage_prompt),
+        }
         for name, source in {**recipe.dev, **{name: recipe.train[own] for name, own in sources.items()}}.items()
     }
