@@ -241,8 +241,9 @@ class Recipe(Section):
         for place, loss in {"training.loss": self.training.loss, **own}.items():
             found = loss.problems(self.model.kind, mini_batches=self.training.mini_batch_size is not None)
             yield from (f"{place}: {problem}" for problem in found)
-        if own and (dotted := [name for name in self.train if "." in name]):
-            yield f"train.{dotted[0]}: names must not contain a dot if a training set has a loss of its own"
+        by_dataset = own or any(stage.against for stage in self.strategy.stages(self))
+        if by_dataset and (dotted := [name for name in self.train if "." in name]):
+            yield f"train.{dotted[0]}: names must not contain a dot if datasets have losses of their own"
         for section in ("dev", "test"):
             for name, source in getattr(self, section).items():
                 for key in TRAINING_KEYS:
