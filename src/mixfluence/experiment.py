@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -126,8 +126,20 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    facts |= {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
-    _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
+    record = {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "versions": inputs["versions"],
+        "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
+        **record_facts(trainer, seconds, trained.probing),
+        **facts,
+        "notes": [*data.notes, *notes],
+        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
+        "stages": records,
+        "select": {name: own._asdict() for name, own in selected.items()},
+        **test_facts(data.test, scores),
+    }
+    runs.write_record(folder / runs.RECORD_FILE, record)
     return scores
 
 
@@ -167,7 +179,21 @@ def _finish_stage(
         PartialState().wait_for_everyone()
         return
     logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-    _record_stage(recipe, stage, data, _train(recipe, stage, data, inputs, callbacks, resume=resume))
+    trained = _train(recipe, stage, data, inputs, callbacks, resume=resume)
+    trainer, watch = trained.trainer, runs.Stopwatch()
+    if trainer.is_world_process_zero():
+        write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+        with watch("score"):
+            scorer = DevScorer(trainer.model, data.samples if stage.scored else [], recipe.evaluation.batch_size)
+            scores = scorer.scores()
+        files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
+        # Its model card has the time of training.
+        files.pop(f"{runs.MODEL_FOLDER}/README.md", None)
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds | watch.seconds}
+        facts |= {"scores": scores, "files": files}
+        runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
+    # The other processes read what the first has written.
+    trainer.accelerator.wait_for_everyone()
 
 
 def _train(
@@ -289,24 +315,6 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
         write_text(folder / runs.OVERLAP_FILE, "".join(lines))
 
 
-def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) -> None:
-    """Write the mixture that a stage has found, its scores on the dev sets if they are wanted, and its cost."""
-    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, runs.Stopwatch()
-    if trainer.is_world_process_zero():
-        write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
-        with watch("score"):
-            scorer = DevScorer(trainer.model, data.samples if stage.scored else [], recipe.evaluation.batch_size)
-            scores = scorer.scores()
-        files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
-        # Its model card has the time of training.
-        files.pop(f"{runs.MODEL_FOLDER}/README.md", None)
-        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds | watch.seconds}
-        facts |= {"scores": scores, "files": files}
-        runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
-    # The other processes read what the first has written.
-    trainer.accelerator.wait_for_everyone()
-
-
 def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
     record = runs.read_record(folder / runs.RECORD_FILE)
     if reason := changed_file(folder, record.get("files", {})):
@@ -315,27 +323,3 @@ def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
         raise RecipeError(f"{folder}: trained for {record['steps']} steps, the recipe now says {stage.steps}")
     facts = {name: record[name] for name in ("steps", "probing", "seconds")}
     return facts | {"scores": record.get("scores", {}), "found": read_weights(folder / runs.WEIGHTS_FILE)}
-
-
-def _write_record(
-    recipe: Recipe,
-    data: Data,
-    trained: Trained,
-    facts: Mapping[str, Any],
-    inputs: Inputs,
-    seconds: dict[str, float],
-    scores: Mapping[str, Evaluation],
-    notes: Sequence[str],
-) -> None:
-    record = {
-        "name": recipe.name,
-        "seed": recipe.seed,
-        "versions": inputs["versions"],
-        "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
-        **record_facts(trained.trainer, seconds, trained.probing),
-        "notes": [*data.notes, *notes],
-        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        **facts,
-        **test_facts(data.test, scores),
-    }
-    runs.write_record(recipe.output / runs.RECORD_FILE, record)
