@@ -144,7 +144,7 @@ def valid_state(path: Path | str) -> Iterator[None]:
     """Turn errors that a state of another version leads to into one error."""
     try:
         yield
-    except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: not a checkpoint of this mixture ({type(error).__name__}: {error})") from error
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -54,7 +53,7 @@ def start_folder(trainer: MixtureMixin, folder: Path) -> None:
         if STRATEGIES.get(trainer.strategy.name) is not type(trainer.strategy):
             raise ValueError(f"{type(trainer.strategy).__name__} is not registered in STRATEGIES")
         text = dump_recipe(_recipe(trainer, folder))
-    except (ValidationError, ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         logger.warning("%s: cannot be read by the command line (%s)", folder, error)
         return
     write_text(folder / runs.RECIPE_FILE, text)
