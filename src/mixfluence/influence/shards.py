@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from mixfluence.errors import DataError
 
 
-def local(value: Any) -> Any:
-    """Return this process's part of a sharded tensor, in the same memory; anything else as it is."""
-    return value.to_local().detach() if isinstance(value, DTensor) else value
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor, in the same memory; the tensor itself if it is not sharded."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def release(model: nn.Module) -> None:
@@ -71,7 +71,8 @@ def save_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     release(model)
     state = optimizer.state_dict()
     state["state"] = {
-        place: {name: local(value) for name, value in own.items()} for place, own in state["state"].items()
+        place: {name: local(value) if isinstance(value, Tensor) else value for name, value in own.items()}
+        for place, own in state["state"].items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: local(tensor) for name, tensor in _tensors(model).items()}
