@@ -21,8 +21,9 @@ from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.retrieval import MAX_PASSAGES, evaluate, fuse, rank_bm25, rank_task, score_task
 from mixfluence.files import write_text
+from mixfluence.influence.metrics import temperature_of
 from mixfluence.policy.initial import write_weights
-from mixfluence.recipe import Recipe
+from mixfluence.recipe import PLAIN_TEMPERATURE, Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.strategies import STRATEGIES
 
@@ -132,7 +133,6 @@ def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluatio
 
 def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
     args = trainer.args
-    loss_scale = getattr(trainer.loss, "scale", None)
     negatives = trainer.num_negatives
     own_negatives = negatives if isinstance(negatives, Mapping) else {}
     described = {
@@ -154,7 +154,7 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
             "gradient_accumulation": args.gradient_accumulation_steps,
             "hard_negatives": None if isinstance(negatives, Mapping) else negatives,
             "precision": "bf16" if args.bf16 else "fp32",
-            **({"temperature": 1 / loss_scale} if loss_scale else {}),
+            "temperature": temperature_of(trainer.loss, 0.02 if trainer.kind == "dense" else PLAIN_TEMPERATURE),
         },
         "output": folder,
     }
