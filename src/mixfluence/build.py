@@ -22,10 +22,10 @@ from transformers import BertConfig, BertForMaskedLM, ProgressCallback, Trainer,
 from transformers.integrations import get_available_reporting_integrations
 
 from mixfluence.data.reading import Data
+from mixfluence.embedding import prompt_of
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
-from mixfluence.losses import LossSection
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
 from mixfluence.schema import short
@@ -114,15 +114,13 @@ def _build_loss(
     gathered = training.cross_device_negatives and args.world_size > 1
     if stage.against is None:
         settings = LossSettings(training.temperature, training.mini_batch_size, gathered)
-        wanted = {name: recipe.loss_of(source) for name, source in sources.items()}
-        built: list[tuple[LossSection, nn.Module]] = []
-        for section in wanted.values():
-            if section not in [known for known, _ in built]:
-                built.append((section, build_loss(section, model, settings)))
+        sections = {name: recipe.loss_of(source) for name, source in sources.items()}
+        different = {repr(section): section for section in sections.values()}
+        losses = {text: build_loss(section, model, settings) for text, section in different.items()}
         # One loss of all datasets is also that of the dev sets.
-        if len(built) == 1:
-            return built[0][1]
-        return {name: next(loss for known, loss in built if known == section) for name, section in wanted.items()}
+        if len(losses) == 1:
+            return losses.popitem()[1]
+        return {name: losses[repr(section)] for name, section in sections.items()}
     reference = stage_folder(recipe.output, stage.against) / MODEL_FOLDER
     return group_losses(
         model,
@@ -138,11 +136,11 @@ def _build_loss(
 def _hard_negatives(recipe: Recipe, sources: Mapping[str, str]) -> NumNegatives:
     """Return the hard negatives per row, by dataset if one has a number of its own."""
     general = recipe.training.hard_negatives
-    own = {name: recipe.train[source].hard_negatives for name, source in sources.items()}
-    if all(number is None for number in own.values()):
+    by_source = {name: recipe.train[source].hard_negatives for name, source in sources.items()}
+    own = {name: number for name, number in by_source.items() if number is not None}
+    if not own:
         return general
-    chosen = {name: general if number is None else number for name, number in own.items()}
-    return {name: number for name, number in chosen.items() if number is not None}
+    return own if general is None else dict.fromkeys(sources, general) | own
 
 
 def check_training_arguments(recipe: Recipe, *, planning: bool = False) -> None:
@@ -222,6 +220,9 @@ def _arguments_class(recipe: Recipe) -> type[BaseTrainingArguments]:
 def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Return the arguments that the recipe's own keys determine."""
     training, selection = recipe.training, recipe.selection
+    bf16 = training.precision == "bf16"
+    if training.precision == "auto":
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     save_every = selection.every if selection else training.save_every
     if save_every is None and training.steps > SAVE_EVERY:
         save_every = SAVE_EVERY
@@ -236,7 +237,7 @@ def _own_arguments(recipe: Recipe, device: torch.device, prompts: dict[str, dict
         "lr_scheduler_type": "linear",
         "warmup_steps": training.warmup_steps,
         "weight_decay": training.weight_decay,
-        "bf16": _bf16(training.precision, device),
+        "bf16": bf16,
         "use_cpu": device.type == "cpu",
         "logging_steps": training.log_every,
         "save_strategy": "steps" if save_every else "no",
@@ -300,17 +301,10 @@ def _converted(name: str, value: Any, type_: Any) -> Any:
 
 def _prompts(recipe: Recipe, model: BaseModel, sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the prompts of each dataset; the model's own where the source gives none, as in testing."""
-
-    def either(given: str | None, side: str) -> str:
-        return (model.prompts.get(side) or "") if given is None else given
-
     return {
-        name: {"anchor": either(source.query_prompt, "query"), "positive": either(source.passage_prompt, "document")}
+        name: {
+            "anchor": prompt_of(model, "query", source.query_prompt),
+            "positive": prompt_of(model, "document", source.passage_prompt),
+        }
         for name, source in {**recipe.dev, **{name: recipe.train[own] for name, own in sources.items()}}.items()
     }
-
-
-def _bf16(precision: str, device: torch.device) -> bool:
-    if precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return precision == "bf16"

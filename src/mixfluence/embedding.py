@@ -22,7 +22,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from mixfluence.data.tokenize import Side, Task, Tokeniser
 from mixfluence.data.tokens import TokenTable
-from mixfluence.influence.snapshot import preserve_modes
+from mixfluence.influence.snapshot import preserve, preserve_modes
 
 # Batches of short texts have at most so many times the batch size.
 LARGEST_BATCH = 8
@@ -126,11 +126,7 @@ def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
         return
     wanted = {backends.cuda.matmul: precision, backends.mkldnn.matmul: "ieee"}
-    found = {products: products.fp32_precision for products in wanted}
-    try:
+    with preserve("fp32_precision", wanted):
         for products, own in wanted.items():
             products.fp32_precision = own
         yield
-    finally:
-        for products, own in found.items():
-            products.fp32_precision = own

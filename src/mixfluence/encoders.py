@@ -95,7 +95,7 @@ def load_encoder(
     if packaged:
         model = _load_packaged(name, kind, weights, device)
     else:
-        options: Any = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device}
         options["weights"] = weights
         if bidirectional is not None:
             options["config_kwargs"] = {BIDIRECTIONAL: bidirectional}
@@ -292,7 +292,7 @@ def _set_padding(model: BaseModel, name: str, side: str) -> None:
     with preserve_modes(model):
         alone, padded = (model.encode(texts, show_progress_bar=False)[0] for texts in (PADDED[:1], PADDED))
     if 1 - float(alone @ padded) / math.sqrt(float(alone @ alone) * float(padded @ padded)) > PADDING_TOLERANCE:
-        raise RecipeError(f"encoder '{name}' counts padding as positions: padding must be on the other side")
+        raise RecipeError(f"encoder '{name}' gives positions to padding: set padding to the other side")
 
 
 def _set_lengths(model: BaseModel, name: str, query: int | None, passage: int | None) -> None:

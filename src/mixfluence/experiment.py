@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -47,12 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 class Trained(NamedTuple):
-    """A trained stage: its trainer, seconds by part, the cost of its probes, and the step of its model."""
+    """A trained stage: its trainer, seconds by part and the cost of its probes."""
 
     trainer: MixtureMixin
     seconds: dict[str, float]
     probing: dict[str, float]
-    selected_step: int
 
 
 def run(
@@ -114,7 +113,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     facts: dict[str, Any] = {}
     if final.merges:
         mixtures = {name: own["found"] for name, own in records.items()}
-        trained, note, facts["encodings"] = _merge(recipe, final, pool, inputs, mixtures)
+        trained, note, facts = _merge(recipe, final, pool, inputs, mixtures)
         notes = [*notes, note]
     else:
         trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
@@ -127,8 +126,20 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         scores = score_run(recipe, trainer.model, data, show_progress=show_progress)
     seconds = watch.seconds | trained.seconds
     seconds |= {f"stage {name}": sum(record["seconds"].values()) for name, record in records.items()}
-    facts |= {"stages": records, "select": {name: own._asdict() for name, own in selected.items()}}
-    _write_record(recipe, data, trained, facts, inputs, seconds, scores, notes)
+    record = {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "versions": inputs["versions"],
+        "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
+        **record_facts(trainer, seconds, trained.probing),
+        **facts,
+        "notes": [*data.notes, *notes],
+        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
+        "stages": records,
+        "select": {name: own._asdict() for name, own in selected.items()},
+        **test_facts(data.test, scores),
+    }
+    runs.write_record(folder / runs.RECORD_FILE, record)
     return scores
 
 
@@ -168,7 +179,21 @@ def _finish_stage(
         PartialState().wait_for_everyone()
         return
     logger.info("%s: stage %s, %d steps", recipe.name, stage.name, stage.steps)
-    _record_stage(recipe, stage, data, _train(recipe, stage, data, inputs, callbacks, resume=resume))
+    trained = _train(recipe, stage, data, inputs, callbacks, resume=resume)
+    trainer, watch = trained.trainer, runs.Stopwatch()
+    if trainer.is_world_process_zero():
+        write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
+        with watch("score"):
+            scorer = DevScorer(trainer.model, data.samples if stage.scored else [], recipe.evaluation.batch_size)
+            scores = scorer.scores()
+        files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
+        # Its model card has the time of training.
+        files.pop(f"{runs.MODEL_FOLDER}/README.md", None)
+        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds | watch.seconds}
+        facts |= {"scores": scores, "files": files}
+        runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
+    # The other processes read what the first has written.
+    trainer.accelerator.wait_for_everyone()
 
 
 def _train(
@@ -183,24 +208,25 @@ def _train(
     watch.seconds["probe"] = probing["seconds"]
     watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
-        rounds = counted(int(probing["rounds"]), "round")
         logger.info(
             "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
-            *(rounds, probing["seconds"], watch.seconds["train"], probing["parameter_sizes"]),
+            counted(int(probing["rounds"]), "round"),
+            probing["seconds"],
+            watch.seconds["train"],
+            probing["parameter_sizes"],
         )
     # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.
     if not stage.scored or trainer.is_fsdp_enabled:
         _save_model(recipe, trainer, folder)
-    best = trainer.state.best_model_checkpoint
-    return Trained(trainer, watch.seconds, probing, runs.step_of(best) if best else trainer.state.global_step)
+    return Trained(trainer, watch.seconds, probing)
 
 
 def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
-) -> tuple[Trained, str, int]:
+) -> tuple[Trained, str, dict[str, Any]]:
     """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result.
 
-    Returned are also a sentence about it, and how often the dev samples were encoded.
+    Also return a sentence about it, and what the record says of the search.
     """
     folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
@@ -222,7 +248,7 @@ def _merge(
     _save_model(recipe, trainer, folder)
     seconds = watch.seconds | {"train": 0.0, "probe": probing["seconds"]}
     encodings = merger.models if is_linear(merger.model) else best.evaluations
-    return Trained(trainer, seconds, probing, best.step), best.note, encodings
+    return Trained(trainer, seconds, probing), best.note, {"selected_step": best.step, "encodings": encodings}
 
 
 def _prepare(
@@ -289,24 +315,6 @@ def _list_dropped_rows(folder: Path, overlaps: list[Overlap]) -> None:
         write_text(folder / runs.OVERLAP_FILE, "".join(lines))
 
 
-def _record_stage(recipe: Recipe, stage: Stage, data: Data, trained: Trained) -> None:
-    """Write the mixture that a stage has found, its scores on the dev sets if they are wanted, and its cost."""
-    folder, trainer, watch = stage_folder(recipe.output, stage.name), trained.trainer, runs.Stopwatch()
-    if trainer.is_world_process_zero():
-        write_weights(folder / runs.WEIGHTS_FILE, trainer.outcome() or trainer.probabilities())
-        with watch("score"):
-            scorer = DevScorer(trainer.model, data.samples if stage.scored else [], recipe.evaluation.batch_size)
-            scores = scorer.scores()
-        files = measure_files(folder, runs.MODEL_FOLDER) | {runs.WEIGHTS_FILE: measure(folder / runs.WEIGHTS_FILE)}
-        # Its model card has the time of training.
-        files.pop(f"{runs.MODEL_FOLDER}/README.md", None)
-        facts = {"steps": stage.steps, "probing": trained.probing, "seconds": trained.seconds | watch.seconds}
-        facts |= {"scores": scores, "files": files}
-        runs.write_record(folder / runs.RECORD_FILE, facts, kind="stage")
-    # The other processes read what the first has written.
-    trainer.accelerator.wait_for_everyone()
-
-
 def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
     record = runs.read_record(folder / runs.RECORD_FILE)
     if reason := changed_file(folder, record.get("files", {})):
@@ -315,28 +323,3 @@ def _read_stage(folder: Path, stage: Stage) -> dict[str, Any]:
         raise RecipeError(f"{folder}: trained for {record['steps']} steps, the recipe now says {stage.steps}")
     facts = {name: record[name] for name in ("steps", "probing", "seconds")}
     return facts | {"scores": record.get("scores", {}), "found": read_weights(folder / runs.WEIGHTS_FILE)}
-
-
-def _write_record(
-    recipe: Recipe,
-    data: Data,
-    trained: Trained,
-    facts: Mapping[str, Any],
-    inputs: Inputs,
-    seconds: dict[str, float],
-    scores: Mapping[str, Evaluation],
-    notes: Sequence[str],
-) -> None:
-    record = {
-        "name": recipe.name,
-        "seed": recipe.seed,
-        "versions": inputs["versions"],
-        "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
-        **record_facts(trained.trainer, seconds, trained.probing),
-        "selected_step": trained.selected_step,
-        "notes": [*data.notes, *notes],
-        "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
-        **facts,
-        **test_facts(data.test, scores),
-    }
-    runs.write_record(recipe.output / runs.RECORD_FILE, record)

@@ -140,9 +140,9 @@ class MarginMSELoss(LossSection):
     name: Literal["margin-mse"] = "margin-mse"
 
     def build(self, model: BaseModel, settings: LossSettings) -> nn.Module:
-        from mixfluence.training.losses import margin_mse
+        from mixfluence.training.losses import MARGIN_MSE, taught
 
-        return margin_mse(model, settings)
+        return taught(MARGIN_MSE, model, settings)
 
 
 class DistillKLLoss(LossSection):
@@ -156,9 +156,9 @@ class DistillKLLoss(LossSection):
     name: Literal["distill-kl"] = "distill-kl"
 
     def build(self, model: BaseModel, settings: LossSettings) -> nn.Module:
-        from mixfluence.training.losses import distill_kl
+        from mixfluence.training.losses import DISTILL_KL, taught
 
-        return distill_kl(model, settings)
+        return taught(DISTILL_KL, model, settings, temperature=1.0)
 
 
 LOSSES: dict[str, type[LossSection]] = {

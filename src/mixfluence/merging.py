@@ -303,16 +303,13 @@ def check_reuse(recipe: Recipe, stages: Iterable[Stage]) -> None:
         run = next(iter(earlier.values())).parents[1]
         raise RecipeError(f"{run}: has no finished {' or '.join(stage.name for stage in earlier)} to be used again")
     for stage, folder in earlier.items():
-        if stage.reused:
-            _check_same(recipe, stage, folder)
-
-
-def _check_same(recipe: Recipe, stage: Stage, earlier: Path) -> None:
-    drawn = {name for name, weight in read_weights(earlier / WEIGHTS_FILE).items() if weight}
-    before, now = (_settings(own, stage, drawn) for own in (read_run_recipe(earlier.parents[1]), recipe))
-    before["training.steps"] = read_record(earlier / RECORD_FILE)["steps"]
-    if different := differing(before, now):
-        raise RecipeError(f"{earlier}: cannot be used again, because it had another {', '.join(different)}")
+        if not stage.reused:
+            continue
+        drawn = {name for name, weight in read_weights(folder / WEIGHTS_FILE).items() if weight}
+        before, now = (_settings(own, stage, drawn) for own in (read_run_recipe(folder.parents[1]), recipe))
+        before["training.steps"] = read_record(folder / RECORD_FILE)["steps"]
+        if different := differing(before, now):
+            raise RecipeError(f"{folder}: cannot be used again, because it had another {', '.join(different)}")
 
 
 def _settings(recipe: Recipe, stage: Stage, drawn: Collection[str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class ModelSection(Section):
             raise ValueError("'wordllama' is a static model; write model={name: wordllama}")
         if self.lora and not self.lora.merged and self.bidirectional is not None:
             # Adapters are saved without the configuration of their base.
-            raise ValueError("lora.merged: an adapter alone is saved without bidirectional; merge it")
+            raise ValueError("lora.merged: must be true with bidirectional, which an adapter alone does not save")
         return self
 
 
@@ -241,8 +241,9 @@ class Recipe(Section):
         for place, loss in {"training.loss": self.training.loss, **own}.items():
             found = loss.problems(self.model.kind, mini_batches=self.training.mini_batch_size is not None)
             yield from (f"{place}: {problem}" for problem in found)
-        if own and (dotted := [name for name in self.train if "." in name]):
-            yield f"train.{dotted[0]}: names must not contain a dot if a training set has a loss of its own"
+        by_dataset = own or any(stage.against for stage in self.strategy.stages(self))
+        if by_dataset and (dotted := [name for name in self.train if "." in name]):
+            yield f"train.{dotted[0]}: names must not contain a dot if datasets have losses of their own"
         for section in ("dev", "test"):
             for name, source in getattr(self, section).items():
                 for key in TRAINING_KEYS:

@@ -116,7 +116,9 @@ def dump_recipe(recipe: Recipe) -> str:
 def _read(path: Path, extending: tuple[Path, ...] = ()) -> tuple[dict[str, Any], yaml.Node]:
     """Return a recipe's values, with those of the recipe it extends, and its own YAML nodes."""
     try:
-        data, tree = _parse(path.read_bytes().decode("utf-8"))
+        loader = _Loader(path.read_bytes().decode("utf-8"))
+        tree = loader.get_single_node()
+        data = loader.construct_document(tree) if tree else None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -158,13 +160,6 @@ def _renamed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
 def _spelled_out(key: str, value: Any) -> Any:
     """Return the mapping that a word abbreviates."""
     return {BARE_VALUES[key]: value} if isinstance(value, str) and key in BARE_VALUES else value
-
-
-def _parse(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return the values of a text and the nodes that know their lines."""
-    loader = _Loader(text)
-    tree = loader.get_single_node()
-    return loader.construct_document(tree) if tree else None, tree
 
 
 def apply_override(override: str, data: dict[str, Any]) -> None:

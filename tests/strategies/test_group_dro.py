@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.strategies import TDRO, DoReMi, GroupDRO
+from tests.recipes import small_recipe
 
 Floats = NDArray[np.float64]
 Kind = TypeVar("Kind", bound=GroupDRO)
@@ -233,3 +234,10 @@ def test_a_restored_state_continues_bitwise(make: Callable[[], GroupDRO]) -> Non
 def test_bad_arguments_are_refused(make: Callable[[], GroupDRO], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         make()
+
+
+@pytest.mark.parametrize("other", [{"strategy": "doremi"}, {"train": {"a": {"loss": "m3-kd"}, "b.c": {}}}])
+def test_a_name_that_no_loss_can_have_is_refused_with_the_recipe(other: dict[str, Any]) -> None:
+    assert small_recipe(train=["a", "b.c"])
+    with pytest.raises(ValueError, match=r"train\.b\.c: names must not contain a dot"):
+        small_recipe(**{"train": ["a", "b.c"]} | other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.strategies import InfDDS, Static
+from mixfluence.influence import Probe, Reptile
+from mixfluence.strategies import Aioli, InfDDS, MultiDDS, Static
+from mixfluence.training.arguments import check_engine
 from mixfluence.training.losses import PackedMultipleNegativesRankingLoss
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import arguments, pool
@@ -91,3 +94,42 @@ def test_samplers_of_the_library_are_refused(
     args = arguments(tmp_path, **{argument: value})
     with pytest.raises(RecipeError, match=f"^{argument}: not supported"):
         MixtureTrainer(model=static, args=args, train_dataset=pool())
+
+
+TOGETHER = Probe(processes="together")
+
+
+def sharded(**changes: Any) -> Any:
+    """Return what `check_engine` looks at of a trainer whose model is sharded."""
+    accelerator = SimpleNamespace(mixed_precision="bf16", is_fsdp2=changes.pop("version", 2) == 2)
+    plain: dict[str, Any] = {"strategy": Static(), "packing": None, "compiled": False, "evaluator": None, "test": {}}
+    given = plain | {"is_deepspeed_enabled": False, "is_fsdp_enabled": True, "args": SimpleNamespace(fsdp=True)}
+    return SimpleNamespace(accelerator=accelerator, model=SimpleNamespace(), **given | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"version": 1}, "fsdp_config.version: 2"),
+        ({"packing": True}, "packing"),
+        ({"compiled": True}, "compiled"),
+        ({"evaluator": object()}, "evaluator"),
+        ({"test": {"dev": object()}}, "test_dataset"),
+        ({"strategy": MultiDDS()}, "gradient alignment"),
+        ({"strategy": InfDDS(probe=TOGETHER, reptile=Reptile())}, "reptile"),
+        ({"strategy": InfDDS()}, "processes: divided"),
+        ({"strategy": Aioli()}, "processes: divided"),
+        ({"is_fsdp_enabled": False}, "GPUs only"),
+    ],
+)
+def test_what_does_not_work_with_a_sharded_model_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(RecipeError, match=r"^fsdp: ") as refused:
+        check_engine(sharded(**changes))
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", [Static(), InfDDS(probe=TOGETHER)])
+def test_a_sharded_model_is_not_packed(strategy: Any) -> None:
+    trainer = sharded(strategy=strategy)
+    check_engine(trainer)
+    assert trainer.packing is False

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from transformers import TrainerCallback
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ from mixfluence.influence import Probe
 from mixfluence.policy import PROPORTIONAL, UNIFORM
 from mixfluence.runs import read_run
 from mixfluence.strategies import InfDDS, Static
+from mixfluence.training.m3_kd import M3Distillation
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import Turning, arguments, build, pool
 
@@ -85,6 +87,13 @@ def test_the_command_line_reads_it(
     assert found.record["steps"] == 6
     assert found.recipe.strategy == strategy
     assert found.recipe.training.temperature == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_temperature_is_that_of_the_loss(static: SentenceTransformer, tmp_path: Path, wrapped: bool) -> None:
+    loss: Any = M3Distillation(static, temperature=0.05)
+    build(static, arguments(tmp_path), loss=MatryoshkaLoss(static, loss, [4, 8]) if wrapped else loss).train()
+    assert read_run(tmp_path).recipe.training.temperature == 0.05
 
 
 def test_runs_of_scripts_are_compared(

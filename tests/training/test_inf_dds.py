@@ -693,9 +693,8 @@ def test_half_precision_with_a_loss_scale_is_refused(
     if by == "environment":
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     args = arguments(tmp_path, fp16=by == "argument")
-    trainer = build(make_static(), args, strategy=InfDDS(), dev_dataset=pool())
     with pytest.raises(RecipeError, match=r"^fp16: "):
-        trainer.get_train_dataloader()
+        build(make_static(), args, strategy=InfDDS(), dev_dataset=pool())
 
 
 def test_a_norm_below_zero_clips_neither_training_nor_probes(make_static: MakeModel, tmp_path: Path) -> None:

@@ -1,53 +1,25 @@
-from .influences import Influences
-from .metrics import (
-    METRICS,
-    Metric,
-    distillation_metric,
-    info_nce_metric,
-    loss_metric,
-    resolve_metric,
-    soft_ndcg_metric,
-)
-from .probe import Prober, relative_rate
-from .scoring import DevBatch, Piece, embed_columns, packed
-from .settings import (
-    Aggregate,
-    Alignment,
-    Learner,
-    Measurement,
-    Meter,
-    Probe,
-    Probing,
-    Projection,
-    Reptile,
-    RoundCost,
-    refuse_without_moments,
-)
-
-__all__ = [
-    "METRICS",
-    "Aggregate",
-    "Alignment",
-    "DevBatch",
-    "Influences",
-    "Learner",
-    "Measurement",
-    "Meter",
-    "Metric",
-    "Piece",
-    "Probe",
-    "Prober",
-    "Probing",
-    "Projection",
-    "Reptile",
-    "RoundCost",
-    "distillation_metric",
-    "embed_columns",
-    "info_nce_metric",
-    "loss_metric",
-    "packed",
-    "refuse_without_moments",
-    "relative_rate",
-    "resolve_metric",
-    "soft_ndcg_metric",
-]
+from .influences import Influences as Influences
+from .metrics import METRICS as METRICS
+from .metrics import Metric as Metric
+from .metrics import distillation_metric as distillation_metric
+from .metrics import info_nce_metric as info_nce_metric
+from .metrics import loss_metric as loss_metric
+from .metrics import resolve_metric as resolve_metric
+from .metrics import soft_ndcg_metric as soft_ndcg_metric
+from .probe import Prober as Prober
+from .probe import relative_rate as relative_rate
+from .scoring import DevBatch as DevBatch
+from .scoring import Piece as Piece
+from .scoring import embed_columns as embed_columns
+from .scoring import packed as packed
+from .settings import Aggregate as Aggregate
+from .settings import Alignment as Alignment
+from .settings import Learner as Learner
+from .settings import Measurement as Measurement
+from .settings import Meter as Meter
+from .settings import Probe as Probe
+from .settings import Probing as Probing
+from .settings import Projection as Projection
+from .settings import Reptile as Reptile
+from .settings import RoundCost as RoundCost
+from .settings import refuse_without_moments as refuse_without_moments

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from math import inf
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
 from mixfluence.influence.metrics import Metric
 from mixfluence.influence.scoring import DevBatch
 from mixfluence.influence.settings import Alignment, Batches, Learner, refuse_without_moments
-from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
+from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve, preserve_rng_and_modes
 
 Array = NDArray[np.float64]
 # Dot product of a gradient with a direction, and norm of the gradient.
@@ -53,9 +52,10 @@ class Aligner:
         of all targets as a single target: the alignments with each are not known.
         """
         base, pairs = [], []
-        with preserve_rng_and_modes(self._learner.modules), _preserve_gradients(self._learner.modules):
+        modules = self._learner.modules
+        with preserve_rng_and_modes(modules), preserve("grad", modules.parameters()):
             # Without a step, a forward pass in training mode changes nothing but buffers.
-            snapshot = Snapshot(list(self._learner.modules.buffers()))
+            snapshot = Snapshot(list(modules.buffers()))
             direction = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
             extra = snapshot.bytes + sum(tensor.nbytes for tensor in direction)
             self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
@@ -128,16 +128,6 @@ class Aligner:
         if self._alignment.score == "projection":
             return np.asarray(dots / (norms.sum() / max(len(norms), 1) + 1e-6))
         return np.asarray(dots / np.where(norms == 0, 1.0, norms))
-
-
-@contextmanager
-def _preserve_gradients(modules: nn.Module) -> Iterator[None]:
-    kept = [(parameter, parameter.grad) for parameter in modules.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
 
 
 def _norm(gradients: Iterable[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -38,9 +38,6 @@ class Influences:
     base: Array
     gains: list[Array]
     sign: int = -1
-    _combined: dict[Aggregate, tuple[Array, Array]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def of(self, targets: Iterable[str]) -> Influences:
         """Return the influences on some of the dev sets, in the given order."""
@@ -57,10 +54,9 @@ class Influences:
         return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
 
     def enough_rows(self, reliability: float) -> Array:
-        """Return how many rows of each target would have been enough; infinity where the round is all noise.
+        """Return how many rows of each target would have given this reliability; infinity where all is noise.
 
-        That is where the variance of the true influences, as a share of that of the measured ones relative to their
-        mean, is the `reliability`.
+        The reliability is the share of the variance between datasets that is not noise of the rows.
         """
         contrasts = self.on_targets() - self.on_targets().mean(axis=0)
         noise = np.mean(self.errors() ** 2, axis=0)
@@ -84,11 +80,6 @@ class Influences:
                 gains divided by the metric before, which weights targets equally; `worst`, the relative gain of the
                 target that a dataset helps least or harms most.
         """
-        if how not in self._combined:
-            self._combined[how] = self._combine(how)
-        return self._combined[how]
-
-    def _combine(self, how: Aggregate) -> tuple[Array, Array]:
         scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
         gains = self.on_targets() / scale
         errors = self.errors() / scale

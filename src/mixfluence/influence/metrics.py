@@ -109,7 +109,7 @@ def loss_metric(loss: Losses) -> Metric:
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
         chosen = loss.get(batch.target) if isinstance(loss, Mapping) else loss
         if chosen is None:
-            raise DataError(f"{batch.target}: no loss of this name to evaluate the dev set with")
+            raise DataError(f"{batch.target}: the trainer has no loss for this dev set")
         # Copied, because modules of sentence-transformers modify their input.
         found = [chosen([copy(column) for column in piece.columns], piece.labels) for piece in batch.pieces]
         return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])
@@ -119,10 +119,10 @@ def loss_metric(loss: Losses) -> Metric:
 
 # Names as recipes spell them; each is built for the training loss, whose temperature it takes.
 METRICS: dict[str, Callable[[Losses], Metric]] = {
-    "info-nce": lambda loss: info_nce_metric(_temperature(loss)),
-    "info-nce-hard": lambda loss: info_nce_metric(_temperature(loss), hard_negatives=True),
-    "soft-ndcg": lambda loss: soft_ndcg_metric(_temperature(loss)),
-    "distillation": lambda loss: distillation_metric(_temperature(loss)),
+    "info-nce": lambda loss: info_nce_metric(temperature_of(loss)),
+    "info-nce-hard": lambda loss: info_nce_metric(temperature_of(loss), hard_negatives=True),
+    "soft-ndcg": lambda loss: soft_ndcg_metric(temperature_of(loss)),
+    "distillation": lambda loss: distillation_metric(temperature_of(loss)),
     "training-loss": loss_metric,
 }
 
@@ -132,13 +132,13 @@ def resolve_metric(metric: str | Metric, loss: Losses) -> Metric:
     return METRICS[metric](loss) if isinstance(metric, str) else metric
 
 
-def _temperature(loss: Losses) -> float:
-    """Return the temperature of a loss, or of the loss that it wraps: its own, 1 / `scale`, or the paper's."""
+def temperature_of(loss: Losses, default: float = 0.02) -> float:
+    """Return the temperature of a loss, or of the loss that it wraps: 1 / `scale`, its own, or the default."""
     first: Any = next(iter(loss.values())) if isinstance(loss, Mapping) else loss
     while isinstance(getattr(first, "loss", None), nn.Module):
         first = first.loss
     scale = getattr(first, "scale", None)
-    return float(getattr(first, "temperature", 1 / scale if isinstance(scale, float | int) else 0.02))
+    return 1 / scale if isinstance(scale, float | int) else float(getattr(first, "temperature", default))
 
 
 def _metric_of(score: Callable[[Tensor, DevBatch], Tensor], *, higher_is_better: bool, hard_negatives: bool) -> Metric:

@@ -148,7 +148,7 @@ class FrozenAdam:
         refuse_without_moments(optimizer)
         known = {p: state for p, state in optimizer.state.items() if "exp_avg_sq" in state and "step" in state}
         if not known:
-            raise RecipeError("momentum-free probes need an optimizer that has taken a step")
+            raise RecipeError("momentum-free probes cannot run before the first optimizer step")
         # Waiting for the device once is cheaper than several kernels for each parameter at every step.
         counts = torch.stack([local(torch.as_tensor(state["step"])) for state in known.values()]).tolist()
         self._counts = dict(zip(known, counts, strict=True))

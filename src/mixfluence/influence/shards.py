@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -70,9 +70,13 @@ def save_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Write this process's part of a model and its optimizer."""
     release(model)
     state = optimizer.state_dict()
-    state["state"] = {place: _mapped(own, local) for place, own in state["state"].items()}
+    state["state"] = {
+        place: {name: local(value) if isinstance(value, Tensor) else value for name, value in own.items()}
+        for place, own in state["state"].items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"model": _tensors(model), "optimizer": state}, _file(folder))
+    tensors = {name: local(tensor) for name, tensor in _tensors(model).items()}
+    torch.save({"model": tensors, "optimizer": state}, _file(folder))
     if distributed.get_rank() == 0:
         # Of the same step, written by another number of processes before a run was resumed.
         for path in set(folder.glob("shard-*-of-*.pt")) - set(_files(folder, distributed.get_world_size())):
@@ -88,9 +92,8 @@ def load_shards(folder: Path, model: nn.Module, optimizer: Optimizer | None = No
     # Read where it is needed: a process that joins parts would otherwise hold the whole model and optimizer.
     saved = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
     release(model)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        for name, tensor in _tensors(model).items():
             local(tensor).copy_(_own_part([part["model"][name] for part in saved], tensor))
     if optimizer:
         state, parameters = saved[0]["optimizer"], [p for group in optimizer.param_groups for p in group["params"]]
@@ -105,11 +108,7 @@ def load_shards(folder: Path, model: nn.Module, optimizer: Optimizer | None = No
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: local(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-
-
-def _mapped(values: dict[str, Any], function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _sharded(parts: Sequence[Any], like: Tensor) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -78,14 +78,19 @@ class Snapshot:
 
 
 @contextmanager
-def preserve_modes(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of every module at the end of the block; some may be in eval mode on purpose."""
-    modes = [(module, module.training) for module in model.modules()]
+def preserve(attribute: str, owners: Iterable[object]) -> Iterator[None]:
+    """Restore an attribute of several objects at the end of the block."""
+    before = [(owner, getattr(owner, attribute)) for owner in owners]
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for owner, value in before:
+            setattr(owner, attribute, value)
+
+
+def preserve_modes(model: nn.Module) -> AbstractContextManager[None]:
+    """Restore the mode of every module at the end of the block; some may be in eval mode on purpose."""
+    return preserve("training", model.modules())
 
 
 @contextmanager

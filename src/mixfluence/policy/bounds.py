@@ -26,6 +26,11 @@ def softmax(logits: Vector) -> Vector:
     return np.asarray(scaled / scaled.sum())
 
 
+def divided(numerator: Vector, denominator: Vector) -> Vector:
+    """Return quotients, zero where the denominator is zero."""
+    return np.asarray(np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0))
+
+
 def lift(probabilities: Vector, floor: float) -> Vector:
     """Mix in the uniform distribution just enough that no probability is below `floor`."""
     share = floor * len(probabilities)
@@ -87,7 +92,7 @@ class Guards:
             self._start = metrics.copy()
         loss = sign * (self._start - metrics)
         self._room = np.maximum(0.0, self._allowed * np.abs(self._start) - loss)
-        self._worse = np.divide(loss, np.abs(self._start), out=np.zeros_like(loss), where=self._start != 0)
+        self._worse = divided(loss, np.abs(self._start))
         self._total[probed] = MEMORY * self._total[probed] + gains
         self._weight[probed] = MEMORY * self._weight[probed] + 1.0
 
@@ -98,10 +103,9 @@ class Guards:
         of linear constraints do to a problem that is pulled to a start by a KL divergence. A larger multiplier of one
         guard, with the others fixed, never helps it less. So each is found by bisection, in turn until none changes.
         """
-        influence = np.divide(self._total, self._weight, out=np.zeros_like(self._total), where=self._weight > 0)
+        influence = divided(self._total, self._weight)
         scale = np.abs(influence - influence.mean(axis=0)).max(axis=0)
-        influence = np.divide(influence, scale, out=np.zeros_like(influence), where=scale > 0)
-        room = np.divide(self._room, rounds * scale, out=np.zeros_like(scale), where=scale > 0)
+        influence, room = divided(influence, scale), divided(self._room, rounds * scale)
         pushes = np.zeros(len(scale))
 
         def found(pushes: Vector) -> Vector:

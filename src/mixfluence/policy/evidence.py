@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mixfluence.policy.bounds import Vector
+from mixfluence.policy.bounds import Vector, divided
 
 # Relative differences below this are rounding errors.
 ROUNDING = 1e-12
 # Standardised contrasts are clipped to this many standard deviations.
 MOST_DEVIATIONS = 2.0
+# Variances are at least this part of the largest one, so that their inverses are finite.
+LEAST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,7 @@ class Reward:
 
     def standardised(self) -> Vector:
         """Return the contrasts in units of their spread, bounded; zero if all values are equal."""
-        scaled = np.divide(self.contrasts, self.spread, out=np.zeros_like(self.contrasts), where=self.spread > 0)
-        return np.clip(scaled, -MOST_DEVIATIONS, MOST_DEVIATIONS)
+        return np.clip(divided(self.contrasts, self.spread), -MOST_DEVIATIONS, MOST_DEVIATIONS)
 
 
 class Evidence:
@@ -73,15 +74,16 @@ class Evidence:
         """
         contrasts, spread = _contrasts(values)
         if spread.any():
-            scaled = np.divide(contrasts, spread, out=np.zeros_like(contrasts), where=spread > 0)
-            self._compare_with_last(dict(zip(probed.tolist(), scaled.reshape(len(probed), -1).tolist(), strict=True)))
+            scaled = divided(contrasts, spread).reshape(len(probed), -1)
+            self._compare_with_last(dict(zip(probed.tolist(), scaled.tolist(), strict=True)))
         trust = np.ones_like(contrasts)
         if self.shrink:
-            signal = _signal(contrasts, errors)
+            # The variance of the contrasts that their errors do not explain, in each column.
+            signal = np.maximum(0.0, np.mean(contrasts**2, axis=0) - np.mean(errors**2, axis=0))
             if self._groups is not None:
                 probed, values, errors = share_evidence(probed, values, errors, self._groups)
                 contrasts, spread = _contrasts(values)
-            trust = _signal_share(signal, errors)
+            trust = np.divide(signal, signal + errors**2, out=np.zeros_like(errors), where=signal > 0)
         return Reward(probed, contrasts, spread, np.where(spread > 0, trust, 0.0), self._openness())
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,20 +126,6 @@ def _contrasts(values: Vector) -> tuple[Vector, Vector]:
     spread = contrasts.std(axis=0)
     spread = np.where(spread <= ROUNDING * np.abs(values).max(axis=0, initial=0.0), 0.0, spread)
     return np.where(spread > 0, contrasts, 0.0), spread
-
-
-def _signal(contrasts: Vector, errors: Vector) -> Vector:
-    """Return the variance of the contrasts that their errors do not explain, in each column."""
-    return np.asarray(np.maximum(0.0, np.mean(contrasts**2, axis=0) - np.mean(errors**2, axis=0)))
-
-
-def _signal_share(signal: Vector, errors: Vector) -> Vector:
-    """Return the share of each contrast that is signal: var(signal) / (var(signal) + error^2), in each column."""
-    return np.asarray(np.divide(signal, signal + errors**2, out=np.zeros_like(errors), where=signal > 0))
-
-
-# Variances are at least this part of the largest one, so that their inverses are finite.
-LEAST_VARIANCE = 1e-12
 
 
 def share_evidence(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
 from mixfluence.policy.bounds import Vector
-from mixfluence.schema import LARGEST, NonNegative, PathLike, Section
+from mixfluence.schema import NonNegative, PathLike, Section, error_message
 
 
 class Initial(Section):
@@ -107,6 +106,7 @@ class WeightsFile(Initial):
 UNIFORM, PROPORTIONAL = Temperature(math.inf), Temperature(1.0)
 _KINDS: dict[str, type[Initial]] = {"temperature": Temperature, "weights": Weights, "file": WeightsFile}
 _WORDS = {"uniform": UNIFORM, "proportional": PROPORTIONAL}
+_WEIGHTS = TypeAdapter(Annotated[dict[str, NonNegative], Field(min_length=1)], config=ConfigDict(strict=True))
 
 
 def _from_recipe(data: Any) -> Any:
@@ -138,16 +138,13 @@ def read_weights(path: Path) -> dict[str, float]:
     if not path.is_file():
         raise DataError(f"{path}: no such weight file")
     try:
-        weights = json.loads(path.read_text(encoding="utf-8"))
+        return _WEIGHTS.validate_python(json.loads(path.read_bytes()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"{key!r}: " for key in first["loc"])
+        raise DataError(f"{path}: not a weight file ({place}{error_message(first)})") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a weight file ({error})") from error
-    if not isinstance(weights, dict) or not weights:
-        raise DataError(f"{path}: expected a mapping of dataset name to number")
-    for name, weight in weights.items():
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not 0 <= weight <= LARGEST:
-            raise DataError(f"{path}: {name!r}: expected a non-negative number, found {reprlib.repr(weight)}")
-    return weights
 
 
 def write_weights(path: Path, weights: Mapping[str, float]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -95,11 +94,7 @@ def _law(parameters: Vector, mixtures: Vector) -> Vector:
 def fit_boosting(mixtures: Vector, scores: Vector) -> Predict:
     """Fit boosted trees of depth 3."""
     trees = GradientBoostingRegressor(n_estimators=200, learning_rate=0.05, random_state=0).fit(mixtures, scores)
-    return partial(_predict, trees)
-
-
-def _predict(trees: GradientBoostingRegressor, mixtures: Vector) -> Vector:
-    return np.asarray(trees.predict(mixtures))
+    return lambda new: np.asarray(trees.predict(new))
 
 
 REGRESSIONS = {"log-linear": fit_log_linear, "gradient boosting": fit_boosting}

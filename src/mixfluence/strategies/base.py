@@ -95,7 +95,8 @@ class Strategy(Section):
         needs_dev: Whether it cannot work without a dev set.
         baseline: Whether tables give the cost of other methods relative to it.
         learns_from_loss: Whether it is told the loss of every batch; see `observe`.
-        saved: Names of attributes, without their underscore, that a checkpoint keeps: vectors, numbers or lists.
+        saved: Names of attributes, without their underscore, that a checkpoint keeps: vectors, numbers, lists, or
+            objects with `state_dict` and `load_state_dict`.
         own_negatives_only: For a stage trained against a reference: whether losses compare a query with its row's
             own passages alone, where rows have hard negatives.
         max_epochs: Most passes over any dataset, None for no limit; what a dataset may no longer take goes to the
@@ -263,7 +264,9 @@ class Strategy(Section):
 
 
 def _to_json(value: Any) -> Any:
-    """Return an array as a list, with None for numbers that are not finite; a copy of other values."""
+    """Return an array as a list, with None for numbers that are not finite; the state or a copy of other values."""
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
     if not isinstance(value, np.ndarray):
         return copy(value)
     return [number if isfinite(number) else None for number in value.tolist()]
@@ -271,6 +274,9 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: Any, started: Any) -> Any:
     """Return what `_to_json` was given: numbers that are not finite are as at the start."""
+    if hasattr(started, "load_state_dict"):
+        started.load_state_dict(value)
+        return started
     if not isinstance(started, np.ndarray):
         return value
     pairs = zip(value, started.tolist(), strict=True)

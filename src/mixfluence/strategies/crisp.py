@@ -62,7 +62,7 @@ class CRISP(EmbeddingStrategy):
         for key in ("query_prompt", "passage_prompt", "loss", "batch_size", "hard_negatives"):
             values = [getattr(source, key) for source in recipe.train.values()]
             if self.per == "pool" and any(value != values[0] for value in values):
-                raise ValueError(f"strategy: clusters of the whole pool need one {key}; crisp can have per: dataset")
+                raise ValueError(f"strategy: clusters of the whole pool need one {key}; set per: dataset")
 
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         from mixfluence.clustering import partition

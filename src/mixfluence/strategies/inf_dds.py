@@ -83,7 +83,7 @@ class InfDDS(LogitStrategy):
     """
 
     title = "Inf-DDS"
-    saved = "logits", "need", "unguarded"
+    saved = "logits", "need", "unguarded", "evidence"
     name: Literal["inf-dds"] = "inf-dds"
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr", "thorough"] | None = None
     budget: Positive | None = 0.25
@@ -114,7 +114,7 @@ class InfDDS(LogitStrategy):
     @model_validator(mode="after")
     def _no_reptile_with_guards(self) -> Self:
         if self.guard and self.reptile:
-            raise ValueError("guard: needs reptile off, the model would follow probes that harm it")
+            raise ValueError("guard: needs reptile: off, or the model would follow probes that harm a guard")
         return self
 
     @property
@@ -169,15 +169,13 @@ class InfDDS(LogitStrategy):
         return {**facts, "gate": reward.gate, **guards}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"rule": self.rule.state_dict(), "evidence": self._evidence.state_dict()}
         guards = {"guards": self._guards.state_dict()} if self.guard else {}
-        return super().state_dict() | own | guards
+        return super().state_dict() | {"rule": self.rule.state_dict()} | guards
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # Without guards, older checkpoints have the logits alone.
         super().load_state_dict({"unguarded": state["logits"], **state})
         self.rule.load_state_dict(state["rule"])
-        self._evidence.load_state_dict(state["evidence"])
         if self.guard:
             self._guards.load_state_dict(state["guards"])
 

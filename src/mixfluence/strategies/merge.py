@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import quote
@@ -14,9 +15,9 @@ from mixfluence.errors import RecipeError
 from mixfluence.policy import Initial, InitialField, Vector, Weights
 from mixfluence.runs import RECORD_FILE, STAGES_FOLDER, read_record
 from mixfluence.schema import Count, PathLike, Share
-from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
+from mixfluence.strategies.base import Scoring, Stage, StageResult, Strategy
 from mixfluence.strategies.crisp import CRISP
-from mixfluence.strategies.static import Static
+from mixfluence.strategies.static import Static, final_stage
 
 if TYPE_CHECKING:
     from mixfluence.clustering import Partition
@@ -77,7 +78,7 @@ class Merge(Strategy):
     @model_validator(mode="after")
     def _experts_of_one_kind(self) -> Self:
         if sum(given is not None for given in (self.experts, self.branching, self.mixtures)) > 1:
-            raise ValueError("give one of experts, branching and mixtures: only experts of datasets are used again")
+            raise ValueError("give only one of experts, branching and mixtures, which describe different experts")
         return self
 
     @property
@@ -106,7 +107,7 @@ class Merge(Strategy):
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         found = self._clustering.divide(mixture, targets, recipe, least_rows)
         if len(found.mixture) != self.branching:
-            raise RecipeError(f"strategy.branching: only {len(found.mixture)} clusters of the rows fill a batch")
+            raise RecipeError(f"strategy.branching: only {len(found.mixture)} clusters have enough rows for a batch")
         return found
 
     def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
@@ -125,13 +126,12 @@ class Merge(Strategy):
         else:
             drawn = {name: partial(_mixture, _only(name, recipe.train)) for name in recipe.train}
         steps = self.expert_steps or self._earlier_steps() or max(1, recipe.training.steps // len(drawn))
-        names = {name: f"expert-{quote(name, safe='')}" for name in drawn}
-        earlier = {name: self.experts / STAGES_FOLDER / names[name] for name in names} if self.experts else {}
-        experts = [Stage(names[name], steps, drawn[name], reuse=earlier.get(name)) for name in names]
-        final = Stage(
-            FINAL, 1 if self.soup else self.evaluations, lambda found: Static(init=Weights(found)), merges=True
-        )
-        return [*experts, final]
+        experts = []
+        for name, strategy in drawn.items():
+            folder = f"expert-{quote(name, safe='')}"
+            reuse = self.experts / STAGES_FOLDER / folder if self.experts else None
+            experts.append(Stage(folder, steps, strategy, reuse=reuse))
+        return [*experts, replace(final_stage(1 if self.soup else self.evaluations), merges=True)]
 
     def _earlier_steps(self) -> int | None:
         records = sorted((self.experts / STAGES_FOLDER).glob(f"*/{RECORD_FILE}")) if self.experts else []

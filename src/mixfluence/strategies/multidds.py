@@ -37,6 +37,7 @@ class MultiDDS(LogitStrategy):
     """
 
     title = "MultiDDS"
+    saved = "logits", "adam"
     name: Literal["multidds"] = "multidds"
     alignment: Alignment = Field(default_factory=Alignment)
     rate: Positive = 1e-3
@@ -56,13 +57,6 @@ class MultiDDS(LogitStrategy):
         if rewards.any() and len(rewards) > 1:
             self._match(influences.probed, rewards)
         return {"influence": cosines.tolist()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"adam": self._adam.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._adam.load_state_dict(state["adam"])
 
     def _match(self, probed: NDArray[np.int64], rewards: Vector) -> None:
         before = self._logits[probed]

@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import Field
 
 from mixfluence.errors import RecipeError
-from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, cap, softmax
+from mixfluence.policy import UNIFORM, InitialField, Vector, cap, softmax
 from mixfluence.policy.initial import read_weights
 from mixfluence.schema import Count, PathLike, WholeNumber
-from mixfluence.strategies.base import FINAL, Scoring, Stage, StageResult, Strategy
-from mixfluence.strategies.static import Static
+from mixfluence.strategies.base import Scoring, Stage, StageResult, Strategy
+from mixfluence.strategies.static import final_stage
 
 if TYPE_CHECKING:
     from mixfluence.policy.regression import Fit
@@ -84,7 +84,7 @@ class RegMix(Strategy):
             Stage(f"proxy-{n + 1:0{digits}}", short, partial(self._proxy, recipe.seed, n), scored=True)
             for n in range(self.proxies)
         ]
-        return [*proxies, Stage(FINAL, steps, lambda found: Static(init=Weights(found), max_epochs=self.max_epochs))]
+        return [*proxies, final_stage(steps, max_epochs=self.max_epochs)]
 
     def conclude(
         self, recipe: Recipe, stages: Mapping[str, StageResult], sizes: Mapping[str, int], rows: int

@@ -2,7 +2,7 @@
 
 import signal
 
-# Signals that end training after the step, with a checkpoint: of terminals, of schedulers, of a limit on CPU time.
+# Signals of terminals, schedulers and CPU limits, which end training after the current step with a checkpoint.
 STOP_SIGNALS = frozenset(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGXCPU") if hasattr(signal, name)
 )

@@ -7,12 +7,12 @@ from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
+from mixfluence.influence import Probe
 from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
@@ -29,12 +29,6 @@ FIXED: dict[str, tuple[Any, str]] = {
     "batch_sampler": (BatchSamplers.BATCH_SAMPLER, "batches already contain no duplicates; leave it out"),
     "multi_dataset_batch_sampler": (MultiDatasetBatchSamplers.PROPORTIONAL, "give a strategy instead"),
 }
-TRAINERS = {
-    SentenceTransformer: "MixtureTrainer",
-    SparseEncoder: "SparseMixtureTrainer",
-    MultiVectorEncoder: "MultiVectorMixtureTrainer",
-    CrossEncoder: "RerankerMixtureTrainer",
-}
 
 
 def check_arguments(args: BaseTrainingArguments) -> None:
@@ -50,9 +44,12 @@ def check_arguments(args: BaseTrainingArguments) -> None:
 
 
 def check_engine(trainer: MixtureMixin) -> None:
-    """Refuse ways to divide a model among processes, and what does not work with FSDP2."""
+    """Refuse ways to divide a model among processes, and what does not work with FSDP2 or fp16."""
     if trainer.is_deepspeed_enabled:
         raise RecipeError(f"deepspeed: not supported, {FIXED['deepspeed'][1]}")
+    probing = trainer.strategy.probing
+    if probing and trainer.accelerator.mixed_precision not in {"no", "bf16"}:
+        raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
     if not trainer.is_fsdp_enabled:
         if trainer.args.fsdp:
             raise RecipeError("fsdp: the trainer library shards models on GPUs only")
@@ -62,6 +59,9 @@ def check_engine(trainer: MixtureMixin) -> None:
         "packing or compiled": trainer.packing or trainer.compiled,
         "an evaluator or selection during training": trainer.evaluator is not None,
         "test_dataset; test the saved model": trainer.test,
+        "gradient alignment; use inf-dds": probing and not isinstance(probing.method, Probe),
+        "strategy.reptile; set it to off": probing and probing.reptile,
+        "strategy.probe.processes: divided; set it to together": probing and probing.method.alone,
     }
     for what, found in unsupported.items():
         if found:
@@ -74,9 +74,11 @@ def check_engine(trainer: MixtureMixin) -> None:
 
 def check_model(model: object, expected: type) -> None:
     """Refuse a model of another kind than a trainer expects; name the trainer for it."""
+    from mixfluence.training.kinds import TRAINERS_BY_KIND
+
     if model is not None and not isinstance(model, expected):
-        right = next((name for kind, name in TRAINERS.items() if isinstance(model, kind)), None)
-        hint = f"; use {right}" if right else ""
+        fitting = [kind.__name__ for kind in TRAINERS_BY_KIND.values() if isinstance(model, kind.model_class)]
+        hint = f"; use {fitting[0]}" if fitting else ""
         raise RecipeError(f"model: expected a {expected.__name__}, found {_kind(model)}{hint}")
 
 

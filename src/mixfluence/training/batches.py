@@ -153,9 +153,9 @@ def tokenise_all(
 
 
 def _own_first(names: list[str], args: BaseTrainingArguments) -> list[str]:
-    """Return the datasets in the order in which a process opens them: each node begins with another share of them.
+    """Return the datasets in the order in which a process opens them.
 
-    On a shared cache, nodes so divide the tokenising among them.
+    Each node begins with another share of them, so that nodes with a shared cache divide the tokenising.
     """
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     first = len(names) * (args.process_index // per_node) * per_node // args.world_size
@@ -181,17 +181,14 @@ def negatives_per_row(
 ) -> dict[str, int]:
     """Return the number of hard negatives per row: as many as every row has, unless a number is wanted.
 
-    Of clusters, as many as every row of their dataset has.
+    All clusters of a dataset have the same number.
     """
     given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(tokenised, wanted)
     chosen = {name: number for name, number in given.items() if number is not None}
-    for name, rows in tokenised.items():
-        if name in chosen:
-            continue
-        fewest, most = rows.least_negatives, rows.most_negatives
-        if fewest < most:
-            logger.warning("%s: rows have %d to %d hard negatives; using %d", name, fewest, most, fewest)
     least = {name: rows.least_negatives for name, rows in tokenised.items()}
+    for name, fewest in least.items():
+        if name not in chosen and fewest < (most := tokenised[name].most_negatives):
+            logger.warning("%s: rows have %d to %d hard negatives; using %d", name, fewest, most, fewest)
     if arms is not None:
         least = {name: min(least[other] for other in least if dataset_of(other) == dataset_of(name)) for name in least}
     return least | chosen
@@ -200,7 +197,7 @@ def negatives_per_row(
 def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: NumNegatives) -> dict[str, int]:
     """Return the number of hard negatives of dev rows: as many as any row has, but no more than training uses.
 
-    If training sets differ in that, as many as any row has: all targets are measured alike.
+    A limit for some training sets only does not apply, because all targets are measured alike.
     """
     wanted = None if isinstance(wanted, Mapping) else wanted
     return {name: min(wanted or rows.most_negatives, rows.most_negatives) for name, rows in dev.items()}

@@ -6,9 +6,9 @@ start of training, `weights` (the probability of each dataset for the next draw)
 
 - when the Trainer logs, before each round of probes and at the end: `trained` and `rows`, the dataset and number of
   rows of every batch trained on since the previous such line, with an entry for each cluster if batches mix the
-  clusters of a dataset; `drawn_ahead`, the datasets of batches that the loader's
-  workers have already drawn, so that new weights apply only after them; `loss` and `learning_rate` if logged;
-  `outcome`, the mixture found so far by a strategy that looks for one to train on later.
+  clusters of a dataset; `drawn_ahead`, the datasets of batches that the loader's workers have already drawn, so that
+  new weights apply only after them; `loss` and `learning_rate` if logged; `outcome`, the mixture found so far by a
+  strategy that looks for one to train on later.
 - after each round of probes: `update`, what the round measured and cost; see `mixfluence.training.probing.describe`.
 """
 
@@ -95,7 +95,7 @@ class MixtureCallback(TrainerCallback):
         self._started -= self._trainer.seconds_before
         lines = lines or [{"step": 0, "seconds": 0.0, "datasets": self._trainer.describe_datasets()}]
         self._lines = len(lines)
-        write_text(self._path, "".join(map(_line, lines)))
+        write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
         if self._trainer.own_folder:
             start_folder(self._trainer, self._trainer.own_folder)
 
@@ -158,7 +158,7 @@ class MixtureCallback(TrainerCallback):
         if state.is_world_process_zero:
             now = {"step": state.global_step, "seconds": round(time.monotonic() - self._started, 3)}
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(now | line))
+                file.write(json.dumps(now | line) + "\n")
             self._lines += 1
 
 
@@ -233,10 +233,6 @@ def probing_cost(path: Path) -> dict[str, float]:
         "failed": sum(len(update["failed"]) for update in updates),
         "parameter_sizes": max((update["memory"] for update in updates), default=0.0),
     }
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record) + "\n"
 
 
 def _follow_schedule(trainer: MixtureMixin) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +21,9 @@ from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
 from mixfluence.evaluation.retrieval import MAX_PASSAGES, evaluate, fuse, rank_bm25, rank_task, score_task
 from mixfluence.files import write_text
+from mixfluence.influence.metrics import temperature_of
 from mixfluence.policy.initial import write_weights
-from mixfluence.recipe import Recipe
+from mixfluence.recipe import PLAIN_TEMPERATURE, Recipe
 from mixfluence.recipe_yaml import dump_recipe
 from mixfluence.strategies import STRATEGIES
 
@@ -54,8 +54,8 @@ def start_folder(trainer: MixtureMixin, folder: Path) -> None:
         if STRATEGIES.get(trainer.strategy.name) is not type(trainer.strategy):
             raise ValueError(f"{type(trainer.strategy).__name__} is not registered in STRATEGIES")
         text = dump_recipe(_recipe(trainer, folder))
-    except (ValidationError, ValueError, yaml.YAMLError) as error:
-        logger.warning("%s: not readable by the command line (%s)", folder, error)
+    except (ValueError, yaml.YAMLError) as error:
+        logger.warning("%s: cannot be read by the command line (%s)", folder, error)
         return
     write_text(folder / runs.RECIPE_FILE, text)
 
@@ -79,7 +79,9 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
         "seed": trainer.args.seed,
         "versions": runs.versions(),
         **record_facts(trainer, seconds, probing),
-        **{"notes": [], "overlap_dropped": {}, "stages": {}},
+        "notes": [],
+        "overlap_dropped": {},
+        "stages": {},
         **test_facts(trainer.test, scores),
     }
     runs.write_record(folder / runs.RECORD_FILE, record)
@@ -100,7 +102,7 @@ def list_mixture(trainer: MixtureMixin, card: Path) -> None:
 
 
 def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict[str, float]) -> dict[str, Any]:
-    """Return what a record says about training, given the seconds by part and the cost of probes."""
+    """Return the part of a record about training, given the seconds by part and the cost of probes."""
     gpus = trainer.args.world_size if trainer.args.device.type == "cuda" else 0
     best = trainer.state.best_model_checkpoint
     return {
@@ -119,7 +121,7 @@ def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict
 
 
 def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """Return what a record says about tests."""
+    """Return the parts of a record about test sets: what they hold and how the model scored."""
     return {
         "tests": {
             name: {"queries": len(task.queries), "passages": len(task.docs), "fingerprint": task.fingerprint}
@@ -131,12 +133,16 @@ def test_facts(tasks: Mapping[str, RetrievalSet], scores: Mapping[str, Evaluatio
 
 def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
     args = trainer.args
-    loss_scale = getattr(trainer.loss, "scale", None)
+    negatives = trainer.num_negatives
+    own_negatives = negatives if isinstance(negatives, Mapping) else {}
     described = {
         "name": folder.resolve().name,
         "seed": args.seed,
         "model": {"name": str(trainer.model.model_card_data.base_model or "unknown"), "kind": trainer.kind},
-        "train": {name: source | _own_settings(trainer, name) for name, source in _sources(trainer.mixture).items()},
+        "train": {
+            name: source | {"batch_size": trainer.own_batch_sizes.get(name), "hard_negatives": own_negatives.get(name)}
+            for name, source in _sources(trainer.mixture).items()
+        },
         "dev": _sources(trainer.dev or {}),
         "test": _sources(trainer.test),
         "strategy": trainer.strategy,
@@ -146,9 +152,9 @@ def _recipe(trainer: MixtureMixin, folder: Path) -> Recipe:
             "learning_rate": float(args.learning_rate),
             "weight_decay": float(args.weight_decay),
             "gradient_accumulation": args.gradient_accumulation_steps,
-            "hard_negatives": None if isinstance(trainer.num_negatives, Mapping) else trainer.num_negatives,
+            "hard_negatives": None if isinstance(negatives, Mapping) else negatives,
             "precision": "bf16" if args.bf16 else "fp32",
-            **({"temperature": 1 / loss_scale} if loss_scale else {}),
+            "temperature": temperature_of(trainer.loss, 0.02 if trainer.kind == "dense" else PLAIN_TEMPERATURE),
         },
         "output": folder,
     }
@@ -159,16 +165,11 @@ def _sources(datasets: Iterable[str]) -> dict[str, Any]:
     return {name: {"format": "pairs", "path": Path(IN_MEMORY)} for name in datasets}
 
 
-def _own_settings(trainer: MixtureMixin, name: str) -> dict[str, int | None]:
-    negatives = trainer.num_negatives.get(name) if isinstance(trainer.num_negatives, Mapping) else None
-    return {"batch_size": trainer.own_batch_sizes.get(name), "hard_negatives": negatives}
-
-
 def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
     """Return the most likely datasets with their probabilities and how much of them was read."""
     took = f"{seconds['train']:.0f} s" + (f" and {seconds['probe']:.0f} s of probes" if seconds["probe"] else "")
     title = f"{type(trainer.strategy).__name__}: {trainer.state.global_step:,} steps in {took}"
-    table = Table("dataset", *("rows", "at first", "at the end", "rows drawn", "epochs"), title=title)
+    table = Table("dataset", "rows", "at first", "at the end", "rows drawn", "epochs", title=title)
     first, last = trainer.initial_weights, trainer.probabilities()
     for place, (name, size) in enumerate(trainer.mixture.sizes.items()):
         drawn = int(trainer.sampler.rows_drawn[place])

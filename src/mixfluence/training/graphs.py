@@ -119,7 +119,7 @@ class CudaGraphs:
         """Return what repeats the two; raise RuntimeError if memory might run out or they need the processor."""
         peak, (_, total) = torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()
         if 2 * peak - torch.cuda.memory_allocated() > MOST_MEMORY * total:
-            raise RuntimeError(f"a batch needs {peak / 2**30:.0f} GiB, too much for two")
+            raise RuntimeError(f"memory might run out, a batch needs {peak / 2**30:.0f} GiB")
         mode, drawn = torch.cuda.get_sync_debug_mode(), torch.get_rng_state()
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

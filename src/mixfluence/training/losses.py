@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import gather
 from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.cross_encoder import losses as reranking
 from sentence_transformers.multi_vector_encoder import losses as multi_vector
 from sentence_transformers.sentence_transformer.losses import (
@@ -36,11 +37,19 @@ from mixfluence.strategies import Strategy
 from mixfluence.training.m3_kd import in_batch_scores, normalised
 from mixfluence.training.packing import prepare_attention
 
-# Losses that compare with a teacher's scores, and nothing else.
-TAUGHT = (
-    *(MarginMSELoss, DistillKLDivLoss, reranking.MarginMSELoss),
-    *(multi_vector.MultiVectorMarginMSELoss, multi_vector.MultiVectorDistillKLDivLoss),
-)
+# Losses that compare with a teacher's scores and nothing else, by the class of the model.
+MARGIN_MSE: dict[type[BaseModel], Any] = {
+    SentenceTransformer: MarginMSELoss,
+    SparseEncoder: sparse.SparseMarginMSELoss,
+    MultiVectorEncoder: multi_vector.MultiVectorMarginMSELoss,
+    CrossEncoder: reranking.MarginMSELoss,
+}
+DISTILL_KL: dict[type[BaseModel], Any] = {
+    SentenceTransformer: DistillKLDivLoss,
+    SparseEncoder: sparse.SparseDistillKLDivLoss,
+    MultiVectorEncoder: multi_vector.MultiVectorDistillKLDivLoss,
+}
+TAUGHT = *MARGIN_MSE.values(), *DISTILL_KL.values()
 # Losses with a guide model, whose attention is not prepared for packed sequences.
 GUIDED = GISTEmbedLoss, CachedGISTEmbedLoss
 
@@ -136,39 +145,26 @@ def gist(model: SentenceTransformer, guide: str, margin: float, settings: LossSe
     return cast(nn.Module, kind(model, frozen, temperature, margin=margin, gather_across_devices=gathered))
 
 
-def margin_mse(model: Any, settings: LossSettings) -> nn.Module:
-    """Return MarginMSE for any kind of model."""
+def taught(losses: Mapping[type[BaseModel], Any], model: Any, settings: LossSettings, **options: Any) -> nn.Module:
+    """Return a loss against a teacher's scores, given its class by that of the model, and options of that class.
+
+    The temperature divides the scores of the model only. As an option of the KL divergence it would also divide those
+    of the teacher, and multiply the loss by its square.
+    """
+    loss_class = next(own for kind, own in losses.items() if isinstance(model, kind))
     temperature, mini_batch_size, _ = settings
     loss: Any
     match model:
-        case SparseEncoder():
-            loss = sparse.SparseMarginMSELoss(model, _divided(pairwise_dot_score, temperature))
         case MultiVectorEncoder():
-            loss = multi_vector.MultiVectorMarginMSELoss(model, mini_batch_size=mini_batch_size)
+            loss = loss_class(model, mini_batch_size=mini_batch_size, **options)
             loss.similarity_fct = _divided(loss.similarity_fct, temperature)
         case CrossEncoder():
-            loss = reranking.MarginMSELoss(model, _divided(nn.Identity(), temperature))
+            loss = loss_class(model, _divided(nn.Identity(), temperature), **options)
         case _:
-            loss = MarginMSELoss(model, _divided(pairwise_cos_sim, temperature))
+            similarity = pairwise_dot_score if isinstance(model, SparseEncoder) else pairwise_cos_sim
+            loss = loss_class(model, _divided(similarity, temperature), **options)
     # Metrics on dev batches have the temperature of the loss.
-    loss.temperature = temperature
-    return cast(nn.Module, loss)
-
-
-def distill_kl(model: Any, settings: LossSettings) -> nn.Module:
-    """Return the KL divergence from a teacher's scores for any model but a cross-encoder."""
-    temperature, mini_batch_size, _ = settings
-    loss: Any
-    match model:
-        case SparseEncoder():
-            loss = sparse.SparseDistillKLDivLoss(model, _divided(pairwise_dot_score, temperature), temperature=1.0)
-        case MultiVectorEncoder():
-            loss = multi_vector.MultiVectorDistillKLDivLoss(model, mini_batch_size=mini_batch_size)
-            loss.similarity_fct = _divided(loss.similarity_fct, temperature)
-        case _:
-            loss = DistillKLDivLoss(model, _divided(pairwise_cos_sim, temperature))
-    # Its own temperature would also divide the teacher's scores, and multiply the loss by its square.
-    loss.temperature = temperature
+    loss.scale = 1 / temperature
     return cast(nn.Module, loss)
 
 

@@ -87,13 +87,28 @@ def learn_packing(
     """Learn from a few texts of every column how to pack for a model, and prepare it; None if it needs padding."""
     if not all(layout.padded for layout in layouts.values()) or not prepare_attention(model):
         return None
+
+    def embed(features: Callable[[TokenLayout, list[NDArray[np.int32]]], dict[str, Any]]) -> Tensor:
+        inputs = [features(layouts[name], list(texts)) for name, texts in columns.items()]
+        return torch.cat(embed_columns(model, send_to_device(inputs, model.device))).double()
+
+    candidates = Packing(0), Packing(next(iter(layouts.values())).pad_id + 1)
     try:
         with preserve_rng_and_modes(model), torch.no_grad(), precision:
             model.eval()
-            return _try_out(model, columns, layouts)
+            rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
+            padded, *packed = map(embed, (TokenLayout.features, *(packing.features for packing in candidates)))
+            distances = [1 - float(F.cosine_similarity(own, padded).min()) for own in packed]
     except (RuntimeError, TypeError, ValueError) as error:
         logger.info("sequences are padded, because packing failed: %s", error)
         return None
+    tolerance = HALF_TOLERANCE if rounded else TOLERANCE
+    # Relative positions allow both. Rounding must not choose between them, or a resumed run might choose the other.
+    best = int(distances[1] < distances[0] - tolerance / 10)
+    if distances[best] > tolerance:
+        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", distances[best])
+        return None
+    return candidates[best]
 
 
 def prepare_attention(model: nn.Module) -> bool:
@@ -123,33 +138,6 @@ def preserve_forward(model: nn.Module) -> Iterator[None]:
             vars(part).pop("forward", None)
             if forward is not None:
                 part.forward = forward
-
-
-def _try_out(
-    model: SentenceTransformer,
-    columns: Mapping[str, Sequence[NDArray[np.int32]]],
-    layouts: Mapping[str, TokenLayout],
-) -> Packing | None:
-    def embed(features: Callable[[TokenLayout, list[NDArray[np.int32]]], dict[str, Any]]) -> Tensor:
-        inputs = [features(layouts[name], list(texts)) for name, texts in columns.items()]
-        return torch.cat(embed_columns(model, send_to_device(inputs, model.device)))
-
-    padded = embed(TokenLayout.features)
-
-    def distance(packing: Packing) -> float:
-        return 1 - float(F.cosine_similarity(embed(packing.features).double(), padded.double()).min())
-
-    pad_id = next(iter(layouts.values())).pad_id
-    rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
-    tolerance = HALF_TOLERANCE if rounded else TOLERANCE
-    candidates = Packing(0), Packing(pad_id + 1)
-    distances = [distance(packing) for packing in candidates]
-    # Relative positions allow both. Rounding must not choose between them, or a resumed run might choose the other.
-    best = int(distances[1] < distances[0] - tolerance / 10)
-    if distances[best] > tolerance:
-        logger.info("sequences are padded: packed, the model's embeddings differ by %.1e", distances[best])
-        return None
-    return candidates[best]
 
 
 def packed_attention(

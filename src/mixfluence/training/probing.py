@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.embedding import place
-from mixfluence.errors import DataError, RecipeError
+from mixfluence.errors import DataError
 from mixfluence.influence import (
     DevBatch,
     Influences,
@@ -32,6 +32,7 @@ from mixfluence.influence import (
     resolve_metric,
 )
 from mixfluence.influence.settings import Batches
+from mixfluence.influence.snapshot import preserve
 from mixfluence.training.batches import Collate, MixtureRows, dev_negatives_per_row
 from mixfluence.training.sampler import batch_sizes, data_seed
 from mixfluence.training.streams import Rows, RowStream, mix, permuted, restore, shard
@@ -59,7 +60,6 @@ class ProbeRunner:
         collate: Collate,
     ) -> None:
         assert trainer.strategy.probing is not None
-        _refuse_unsupported(trainer)
         self.influence: dict[str, float] = {}
         self.seconds = 0.0
         self._trainer = trainer
@@ -275,22 +275,18 @@ class TrainerLearner:
     @contextmanager
     def detached(self) -> Iterator[None]:
         """Make losses local for a while if each process probes datasets of its own."""
-        wrapped = self._trainer.model_wrapped
         if self.world == 1:
             yield
             return
         parts = [part for loss in self._losses for part in loss.modules()]
-        calling = [part for part in parts if getattr(part, "model", None) is wrapped]
+        calling = [part for part in parts if getattr(part, "model", None) is self._trainer.model_wrapped]
         gathering = [part for part in parts if getattr(part, "gather_across_devices", False)]
-        changes: list[tuple[nn.Module, str, Any, Any]] = [(part, "model", self.model, wrapped) for part in calling]
-        changes += [(part, "gather_across_devices", False, True) for part in gathering]
-        for part, name, value, _ in changes:
-            setattr(part, name, value)
-        try:
+        with preserve("model", calling), preserve("gather_across_devices", gathering):
+            for part in calling:
+                part.model = self.model
+            for part in gathering:
+                part.gather_across_devices = False
             yield
-        finally:
-            for part, name, _, before in changes:
-                setattr(part, name, before)
 
 
 def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -315,19 +311,3 @@ def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[s
         "rows": {target: gains.shape[1] for target, gains in zip(targets, influences.gains, strict=True)},
         "failed": [names[dataset] for dataset in influences.failed],
     }
-
-
-def _refuse_unsupported(trainer: MixtureMixin) -> None:
-    if trainer.accelerator.mixed_precision not in {"no", "bf16"}:
-        raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
-    probing = trainer.strategy.probing
-    if not trainer.is_fsdp_enabled or probing is None:
-        return
-    if not isinstance(probing.method, Probe):
-        raise RecipeError("fsdp: alignments of gradients need the whole model in every process; use inf-dds")
-    if probing.reptile is not None:
-        raise RecipeError("fsdp: strategy.reptile is not supported with a sharded model; set it to off")
-    if probing.method.alone:
-        raise RecipeError(
-            "fsdp: processes that share a model probe it together; set strategy.probe.processes: together"
-        )

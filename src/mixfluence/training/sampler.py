@@ -24,7 +24,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
 from mixfluence.policy.arms import siblings
 from mixfluence.strategies import Strategy
-from mixfluence.training.streams import PartStream, Rows, RowStream, StreamState, mix, restore, shard, uniform
+from mixfluence.training.streams import Batch, PartStream, Rows, RowStream, StreamState, mix, restore, shard, uniform
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class MixtureBatchSampler(Sampler[list[int]]):
         else:
             batch = None
             for dataset, count in choice.items():
-                batch = self._streams[dataset].take_beside(count, batch)
+                batch = self._streams[dataset].fill(Batch(count, batch))
                 taken[dataset] = np.array(batch.rows, np.int64)
             self._give_back_surplus(taken)
         draws = [Draw(dataset, len(rows), choice[dataset], before[dataset]) for dataset, rows in taken.items()]

@@ -102,13 +102,6 @@ class RowStream:
             rows = rows[: len(rows) - surplus]
         return rows
 
-    def take_beside(self, count: int, other: Batch | None) -> Batch:
-        """Return `count` rows without conflicts among themselves and with another batch, or as many as can be found.
-
-        A batch taken beside the result also has no conflicts with the other one.
-        """
-        return self._fill(Batch(count, other))
-
     def give_back(self, rows: Rows) -> None:
         """Let rows that were taken last come first in the next batch."""
         position, waiting = self.state
@@ -120,12 +113,12 @@ class RowStream:
         wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
         if _any_conflict(self._text_keys(rows[:count])):
-            return np.array(self._fill(Batch(count)).rows, np.int64)
+            return np.array(self.fill(Batch(count)).rows, np.int64)
         self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
-    def _fill(self, batch: Batch) -> Batch:
-        """Accept rows one by one, and postpone those that conflict."""
+    def fill(self, batch: Batch) -> Batch:
+        """Add rows one by one until the batch has enough or too many wait; return it."""
         count = batch.count
         position, waiting = self.state
         rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
@@ -186,7 +179,10 @@ class PartStream(RowStream):
 
 
 class Batch:
-    """Rows accepted and postponed so far, and the texts that decide about the next one, those of `beside` included."""
+    """Up to `count` rows without conflicts, and the rows that were postponed.
+
+    With `beside`, rows do not conflict with that batch either, nor with those beside which it was filled.
+    """
 
     def __init__(self, count: int, beside: Batch | None = None) -> None:
         self.count = count

@@ -31,15 +31,7 @@ from mixfluence.errors import RecipeError
 from mixfluence.files import locked
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
-from mixfluence.training.arguments import (
-    build_strategy,
-    check_arguments,
-    check_dev,
-    check_engine,
-    check_model,
-    check_names,
-    named_datasets,
-)
+from mixfluence.training import arguments, checkpoints
 from mixfluence.training.batches import (
     MixtureRows,
     NumNegatives,
@@ -49,14 +41,13 @@ from mixfluence.training.batches import (
     tokenise_all,
 )
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
-from mixfluence.training.checkpoints import checkpoint_of, find_checkpoint, read_state, valid_state, writing
+from mixfluence.training.checkpoints import ShardedMixin
 from mixfluence.training.folder import list_mixture
 from mixfluence.training.graphs import CudaGraphs, compile_encoder, graph_encoder
 from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
-from mixfluence.training.sharded import ShardedMixin
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +87,10 @@ class MixtureMixin(ShardedMixin):
         model_card: bool = True,
         **options: Any,
     ) -> None:
-        check_model(model, self.model_class)
-        dev = named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
-        self.mixture, self.dev = train_and_dev(named_datasets("train_dataset", train_dataset), dev, columns or {})
+        arguments.check_model(model, self.model_class)
+        train = arguments.named_datasets("train_dataset", train_dataset)
+        dev = arguments.named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
+        self.mixture, self.dev = train_and_dev(train, dev, columns or {})
         self.test = {
             name: task if isinstance(task, RetrievalSet) else retrieval_from_rows(name, Mixture({name: task})[name])
             for name, task in (test_dataset or {}).items()
@@ -107,14 +99,14 @@ class MixtureMixin(ShardedMixin):
         self.mixture, overlaps = without_overlap(self.mixture, queries, "drop")
         for overlap in overlaps:
             logger.warning("%s: dropped", overlap)
-        self.strategy = build_strategy(strategy)
-        check_dev(self.strategy, self.dev or {})
+        self.strategy = arguments.build_strategy(strategy)
+        arguments.check_dev(self.strategy, self.dev or {})
         self.strategy.start(self.mixture.sizes)
         self.initial_weights = self.strategy.weights(0.0).tolist()
         self.num_negatives = num_negatives
         self.own_batch_sizes = dict(batch_sizes or {})
         own_negatives = num_negatives if isinstance(num_negatives, Mapping) else {}
-        check_names({"batch_sizes": self.own_batch_sizes, "num_negatives": own_negatives}, self.mixture)
+        arguments.check_names({"batch_sizes": self.own_batch_sizes, "num_negatives": own_negatives}, self.mixture)
         self.packing, self.compiled, self.model_card = packing, compiled, model_card
         self.sampler: MixtureBatchSampler
         self.probing: ProbeRunner | None = None
@@ -126,9 +118,9 @@ class MixtureMixin(ShardedMixin):
             evaluated = [name for name in self.dev if name in losses and not has_part(losses[name], *TAUGHT)]
             options["eval_dataset"] = text_columns({name: self.dev[name] for name in evaluated}) or None
         super().__init__(model=model, args=args, train_dataset=text_columns(self.mixture), loss=loss, **options)
-        check_arguments(self.args)
+        arguments.check_arguments(self.args)
         self._check_learning_rates()
-        check_engine(self)
+        arguments.check_engine(self)
         # A recipe's run folder is written by `experiment`, that of a script by this trainer.
         self.own_folder = None if trace_path else Path(self.args.output_dir)
         self.add_callback(MixtureCallback(self, Path(trace_path or Path(self.args.output_dir) / TRACE_FILE)))
@@ -139,11 +131,11 @@ class MixtureMixin(ShardedMixin):
         `resume_from_checkpoint` is a complete checkpoint, True for the newest complete one, or `"latest"` for the
         newest complete one or step 0 if there is none.
         """
-        checkpoint = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
+        checkpoint = checkpoints.find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         self.resumed = None
         if checkpoint:
-            self.resumed = read_state(checkpoint, self.identity())
-            with valid_state(checkpoint):
+            self.resumed = checkpoints.read_state(checkpoint, self.identity())
+            with checkpoints.valid_state(checkpoint):
                 self.strategy.load_state_dict(self.resumed["strategy"])
             # It belongs to step 0 and is in the log of the checkpoint.
             self.args.eval_on_start = False
@@ -178,7 +170,7 @@ class MixtureMixin(ShardedMixin):
         if self.dev and self.strategy.probing:
             self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, prepare)
         if self.resumed:
-            with valid_state(self.args.output_dir):
+            with checkpoints.valid_state(self.args.output_dir):
                 self.sampler.load_state_dict(self.resumed["sampler"])
                 if self.probing:
                     self.probing.load_state_dict(self.resumed["rounds"])
@@ -277,7 +269,7 @@ class MixtureMixin(ShardedMixin):
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
         refuse_not_finite(self)
-        with writing(checkpoint_of(self.args.output_dir, self.state.global_step)):
+        with checkpoints.writing(checkpoints.checkpoint_of(self.args.output_dir, self.state.global_step)):
             super()._save_checkpoint(*args, **options)
 
     def _tokenise(self, datasets: Mixture) -> dict[str, TokenisedRows]:
@@ -292,7 +284,8 @@ class MixtureMixin(ShardedMixin):
             packing = learn_packing(self.model, some.columns, some.layouts, self.accelerator.autocast())
         if packing is None and (self.packing or self.compiled):
             option = "packing" if self.packing else "compiled"
-            raise RecipeError(f"{option}: needs packed sequences (default on a GPU), a dense model and a fitting loss")
+            needs = "a dense encoder that supports them and a loss without a guide; the default packs on GPUs only"
+            raise RecipeError(f"{option}: packed sequences need {needs}")
         if self.compiled:
             compile_encoder(self.model)
         elif packing and self.args.device.type == "cuda" and not self.args.torch_compile:
