@@ -109,6 +109,11 @@ def shape_free_attention() -> AbstractContextManager[None]:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
+def computes_in_bfloat16(device: torch.device) -> bool:
+    """Return whether a device has bfloat16 in hardware and is not a CPU, where it is slower than float32."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 @contextmanager
 def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
     """Set the precision of float32 products on a GPU; on a CPU they are exact either way.

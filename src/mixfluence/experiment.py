@@ -104,8 +104,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     notes: list[str] = []
     if records:
         results = {name: StageResult(record["found"], record["scores"]) for name, record in records.items()}
-        training = recipe.training
-        rows = final.steps * training.batch_size * training.gradient_accumulation * PartialState().num_processes
+        rows = final.steps * recipe.training.rows_per_step * PartialState().num_processes
         concluded = [recipe.strategy.conclude(recipe, results, pool.train.sizes, rows)]
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]

@@ -25,7 +25,7 @@ from mixfluence.data.formats import read_task
 from mixfluence.data.reading import dev_samples
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import TokenTable
-from mixfluence.embedding import TextEncoder, float32_products
+from mixfluence.embedding import TextEncoder, computes_in_bfloat16, float32_products
 from mixfluence.encoders import is_linear, kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
@@ -106,7 +106,7 @@ class DevScorer:
 
     def __init__(self, model: BaseModel, tasks: Sequence[RetrievalSet], batch_size: int) -> None:
         self._model, self._tasks, self._batch_size = model, tasks, batch_size
-        self._half = model.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self._half = computes_in_bfloat16(model.device)
         self._texts: list[tuple[TextEncoder, TokenTable]] | None = None
         if isinstance(model, SentenceTransformer):
             self._texts = [side for task in tasks for side in tokenised_sides(model, task)]

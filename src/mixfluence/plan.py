@@ -155,7 +155,7 @@ def plan_run(recipe: Recipe, *, processes: int = 1, missing: Sequence[Mixfluence
 
 
 def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
-    training, arms, train = recipe.training, recipe.strategy.division, checked.train
+    arms, train = recipe.strategy.division, checked.train
     if arms:
         train = arms.expected_sizes(train)
     stages: list[tuple[Stage, Strategy]] = []
@@ -168,7 +168,7 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
     # The first process encodes for all: the others wait.
-    per_row = FORWARD / (training.batch_size * training.gradient_accumulation)
+    per_row = FORWARD / recipe.training.rows_per_step
     encodings = {purpose: (rows * per_row, text) for purpose, (rows, text) in checked.encodings.items()}
     guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
@@ -248,9 +248,9 @@ def _plan_stage(
 def _round_cost(
     recipe: Recipe, strategy: Strategy, train: Mapping[str, int], guides: Mapping[str, int], processes: int
 ) -> RoundCost:
-    training, probing, possible = recipe.training, strategy.probing, strategy.candidates()
+    probing, possible = strategy.probing, strategy.candidates()
     assert probing is not None
-    method, rows_per_step = probing.method, training.batch_size * training.gradient_accumulation
+    method, rows_per_step = probing.method, recipe.training.rows_per_step
     sharing = 1 if method.alone else processes
     batches = _batch_rows(recipe, train, sharing, method.batch_size)[possible]
     batch = float(batches.mean()) / sharing / rows_per_step if len(possible) else 0.0
@@ -266,11 +266,11 @@ def _round_cost(
 
 def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
     """Return the cost of scoring one model on the dev sets; a training row has at least two texts."""
-    scoring, training = recipe.strategy.scoring, recipe.training
+    scoring = recipe.strategy.scoring
     assert scoring is not None
     queries, passages = scoring.shares(len(guides))
     texts = sum(min(queries, rows) + passages for rows in guides.values())
-    return texts / (2 * training.batch_size * training.gradient_accumulation) * FORWARD
+    return texts / (2 * recipe.training.rows_per_step) * FORWARD
 
 
 def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]:

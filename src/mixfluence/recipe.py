@@ -105,6 +105,11 @@ class TrainingSection(Section):
     log_every: Count = 10
     trainer_args: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one step of a process."""
+        return self.batch_size * self.gradient_accumulation
+
 
 class SelectionSection(Section):
     """Which checkpoint is kept: the one with the best mean NDCG@10 on the dev sets.

@@ -21,7 +21,7 @@ from mixfluence.data.cache import cached
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokenize import Task, Tokeniser, in_parallel, tokenise_unkept
 from mixfluence.data.tokens import TokenTable, open_array
-from mixfluence.embedding import TextEncoder, text_encoders
+from mixfluence.embedding import TextEncoder, computes_in_bfloat16, text_encoders
 from mixfluence.encoders import BIDIRECTIONAL
 from mixfluence.errors import MixfluenceError
 
@@ -52,7 +52,7 @@ class Embedder:
     def __init__(self, encoder: SentenceTransformer, texts: Texts, prompt: str | None = None) -> None:
         self._encoder, self._prompt = encoder, prompt
         self._columns = COLUMNS[texts]
-        self._half = encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self._half = computes_in_bfloat16(encoder.device)
         self._identity = f"{texts}-{_identity(encoder)}{'-bfloat16' if self._half else ''}"
         if prompt is not None:
             self._identity += f"-{json.dumps(prompt)}"

@@ -179,7 +179,7 @@ def step_equivalents(run: Run) -> float:
     Models that are scored on dev sets encode samples of the size that the strategy asks for.
     """
     training, probing, scoring = run.recipe.training, run.recipe.strategy.probing, run.recipe.strategy.scoring
-    rows = training.batch_size * training.gradient_accumulation
+    rows = training.rows_per_step
     texts = scoring.queries + scoring.passages if scoring else 0
     # A training row has two texts.
     scored = texts / (2 * rows) * FORWARD

@@ -37,11 +37,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     # One process probes a dataset: four rows per step, and no negatives from other processes.
     "paper-mldr": _PAPER
     | {"update_every": 250, "warmup_steps": 500, "subset": 8, "reptile": "off"}
-    # A dataset is measured in 14 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as
+    # A dataset is measured in 16 of 38 rounds, a tenth as often as in the BEIR setting, so a step is ten times as
     # large: with 0.02 English could not fall below half of the batches, but the paper says that it drops a lot.
     | {"rule": {"name": "gradient", "step": 0.2}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
-    # Our defaults before version 0.2: level with those of now, at 1.7 times a static run instead of 1.25.
+    # Our defaults before version 0.2: level with those of now, at 1.6 times a static run instead of 1.25.
     "thorough": {"inner_steps": 3, "update_every": 50, "probe": {"state": "inherited", "dev_batch_size": 256}},
 }
 

@@ -186,11 +186,11 @@ def negatives_per_row(
     given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(tokenised, wanted)
     chosen = {name: number for name, number in given.items() if number is not None}
     least = {name: rows.least_negatives for name, rows in tokenised.items()}
+    if arms is not None:
+        least = {name: min(least[other] for other in least if dataset_of(other) == dataset_of(name)) for name in least}
     for name, fewest in least.items():
         if name not in chosen and fewest < (most := tokenised[name].most_negatives):
             logger.warning("%s: rows have %d to %d hard negatives; using %d", name, fewest, most, fewest)
-    if arms is not None:
-        least = {name: min(least[other] for other in least if dataset_of(other) == dataset_of(name)) for name in least}
     return least | chosen
 
 
