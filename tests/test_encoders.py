@@ -12,8 +12,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from mixfluence import encoders
+from mixfluence.build import training_arguments
+from mixfluence.embedding import prompt_of
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
+from tests.recipes import small_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -150,3 +153,13 @@ def test_a_checkpoint_in_half_precision_is_trained_in_full(tiny_bert_folder: Pat
     folder = tmp_path / "half"
     load_encoder(str(tiny_bert_folder)).half().save_pretrained(str(folder))
     assert {parameter.dtype for parameter in load_encoder(str(folder)).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["document", "passage", "corpus"])
+def test_training_has_the_prompts_of_testing(name: str, tiny_bert: SentenceTransformer, tmp_path: Path) -> None:
+    tiny_bert.prompts = {"query": "query: ", name: "text: "}
+    recipe = small_recipe(output=tmp_path, train={"a": {}, "b": {"passage_prompt": "own: "}})
+    prompts = training_arguments(recipe, tiny_bert, {"a": "a", "b": "b"}).prompts
+    assert prompts["a"] == {"anchor": "query: ", "positive": "text: "}
+    assert prompts["b"] == {"anchor": "query: ", "positive": "own: "}
+    assert prompts["a"]["positive"] == prompt_of(tiny_bert, "document", None)
