@@ -55,7 +55,7 @@ def start_folder(trainer: MixtureMixin, folder: Path) -> None:
             raise ValueError(f"{type(trainer.strategy).__name__} is not registered in STRATEGIES")
         text = dump_recipe(_recipe(trainer, folder))
     except (ValueError, yaml.YAMLError) as error:
-        reason = "a setting is an object without a form in YAML" if isinstance(error, yaml.YAMLError) else error
+        reason = "a setting cannot be written as YAML" if isinstance(error, yaml.YAMLError) else error
         logger.warning("%s: cannot be read by the command line (%s)", folder, reason)
         return
     write_text(folder / runs.RECIPE_FILE, text)
