@@ -133,8 +133,9 @@ def test_a_second_signal_ends_at_once(whole_run: Whole, tmp_path: Path) -> None:
         return in_probe(4)(folder, since)
 
     assert run.stop_when(probes, signal.SIGINT, signal.SIGTERM), run.said
-    assert run.wait() == 128 + signal.SIGTERM, run.said
-    # Those of the plan, and none that a signal asked for.
+    # The system may deliver two pending signals to two threads, so that either is handled last.
+    assert run.wait() in {128 + signal.SIGINT, 128 + signal.SIGTERM}, run.said
+    # Those of the plan, and none that a signal asked for: a run that finished its step would have one more.
     assert {step_of(path) % 3 for path in saved} == {0}, run.said
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == saved
     finish(recipe, tmp_path / "run", whole)
