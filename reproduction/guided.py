@@ -88,7 +88,8 @@ def main() -> None:
         lines = {key_of(line): line for line in [*earlier_lines(), *read_lines(options.out)]}
         print("\n".join(tables(list(lines.values()))))
         return
-    done = {key_of(line) for line in earlier_lines()}
+    # Another file of results is a study of its own.
+    done = {key_of(line) for line in earlier_lines()} if options.out == RESULTS else set()
     jobs = [
         {"stage": options.stage, "method": method, "setting": setting, "seed": seed, "strategy": methods[method]}
         for seed in range(options.seeds)

@@ -131,12 +131,19 @@ def scores_by_query(path: Path) -> Mapping[str, Mapping[str, float]]:
 
 
 def peak_memory() -> float | None:
-    """Return the most GiB of GPU memory that tensors of this process took since the last call; None without a GPU."""
+    """Return the most GiB of GPU memory that tensors of this process took since the last call; None without a GPU.
+
+    What nothing refers to any more, such as the graphs of a finished run, is freed and does not count in the next call.
+    """
+    import gc
+
     import torch
 
     if not torch.cuda.is_available():
         return None
     peak = torch.cuda.max_memory_allocated() / 2**30
+    gc.collect()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return round(peak, 2)
 
