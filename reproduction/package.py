@@ -133,7 +133,7 @@ def scores_by_query(path: Path) -> Mapping[str, Mapping[str, float]]:
 def peak_memory() -> float | None:
     """Return the most GiB of GPU memory that tensors of this process took since the last call; None without a GPU.
 
-    What nothing refers to any more, such as the graphs of a finished run, is freed and does not count in the next call.
+    What nothing refers to any more, such as the graphs of a finished run, is freed, so that it does not count again.
     """
     import gc
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import re
@@ -119,6 +120,9 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
             code, printed[line] = run_line(line)
             assert code == 0, f"{line}\n{printed[line]}"
     assert run_line("python use.py")[1] == "(256,)\n"
+    score, learned = run_line("python again.py")[1].splitlines()
+    assert 0 < float(score) <= 1
+    assert ast.literal_eval(learned).keys() == {"support", "manuals", "travel"}
     assert "17 rows" in printed["mixfluence plan mine.yaml"]
     weights = dict(re.findall(r'"(\w+)": ([\d.]+)', printed["mixfluence weights runs/inf-dds"]))
     assert float(weights["support"]) > 0.5 > float(weights["manuals"]) > float(weights["travel"])

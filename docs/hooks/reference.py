@@ -31,6 +31,7 @@ LARGE = 2**31
 OTHER_TRAINERS = ("SparseMixtureTrainer", "MultiVectorMixtureTrainer", "RerankerMixtureTrainer")
 GROUPS = (
     ("Training", ("MixtureTrainer", *OTHER_TRAINERS, "info_nce", "group_losses", "load_encoder", "Mixture")),
+    ("Recipes and runs", ("load_recipe", "Recipe", "run", "read_run", "Run")),
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
     ("Clusters of datasets", ("Arms", "cut_into_arms")),

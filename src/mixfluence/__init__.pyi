@@ -1,9 +1,14 @@
 from .clustering import partition as partition
 from .clustering.arms import cut_into_arms as cut_into_arms
+from .data.formats import read_rows as read_rows
+from .data.formats import read_task as read_task
 from .data.mixture import Mixture as Mixture
 from .encoders import load_encoder as load_encoder
+from .errors import DataError as DataError
 from .errors import MixfluenceError as MixfluenceError
+from .errors import RecipeError as RecipeError
 from .evaluation.retrieval import evaluate as evaluate
+from .experiment import run as run
 from .influence import Alignment as Alignment
 from .influence import Metric as Metric
 from .influence import Probe as Probe
@@ -20,6 +25,10 @@ from .policy import PolicyGradient as PolicyGradient
 from .policy import Temperature as Temperature
 from .policy import Weights as Weights
 from .policy import WeightsFile as WeightsFile
+from .recipe import Recipe as Recipe
+from .recipe_yaml import load_recipe as load_recipe
+from .runs import Run as Run
+from .runs import read_run as read_run
 from .strategies import CRISP as CRISP
 from .strategies import ODM as ODM
 from .strategies import STRATEGIES as STRATEGIES

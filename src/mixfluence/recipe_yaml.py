@@ -85,7 +85,7 @@ def shipped_recipes() -> list[Path]:
 
 
 def load_recipe(
-    path: Path,
+    path: str | Path,
     overrides: Iterable[str] = (),
     *,
     files_may_be_missing: bool = False,
@@ -93,10 +93,12 @@ def load_recipe(
 ) -> Recipe:
     """Read and validate a recipe, with overrides such as `training.steps=100`, whose values are YAML.
 
-    A recipe with `extends: NAME` inherits every key of that recipe that it does not set itself. Keys of a strategy,
-    rule or model are not inherited by one of another name; datasets and initial weights are replaced as a whole.
-    `upgrade` changes the values of a recipe of an earlier version in place.
+    `path` may be the name of a recipe that ships with the package. A recipe with `extends: NAME` inherits every key of
+    that recipe that it does not set itself. Keys of a strategy, rule or model are not inherited by one of another
+    name; datasets and initial weights are replaced as a whole. `upgrade` changes the values of a recipe of an earlier
+    version in place.
     """
+    path = find_recipe(str(path))
     data, tree = _read(path)
     if upgrade:
         upgrade(data)

@@ -243,8 +243,9 @@ def _upgrade(recipe: dict[str, Any]) -> None:
             del section[key]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path | str) -> Run:
     """Read a run folder; a `DataError` names the file that is damaged."""
+    path = Path(path)
     from mixfluence.evaluation.results import read_dev_queries, read_evaluation
     from mixfluence.policy.initial import read_weights
 

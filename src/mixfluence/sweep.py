@@ -27,7 +27,7 @@ from typing import NoReturn
 from mixfluence.display import printable
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe, differing, flat
-from mixfluence.recipe_yaml import dump_recipe, find_recipe, load_recipe
+from mixfluence.recipe_yaml import dump_recipe, load_recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, RECIPE_FILE, RECORD_FILE, STAGES_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -109,11 +109,11 @@ def build_jobs(
     Strategies are names of samplers or of `STRATEGY_WORDS`; axes map recipe keys to values, as YAML. Seeds count up
     from the recipe's. Run folders are in `output`, by default `runs/sweeps/NAME`.
     """
-    path, axes = find_recipe(recipe), axes or {}
+    axes = axes or {}
     jobs: dict[str, Job] = {}
     for strategy, *values in product(strategies, *axes.values()):
         chosen = [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
-        loaded = load_recipe(path, [*STRATEGY_WORDS.get(strategy, [f"strategy={strategy}"]), *overrides, *chosen])
+        loaded = load_recipe(recipe, [*STRATEGY_WORDS.get(strategy, [f"strategy={strategy}"]), *overrides, *chosen])
         for seed in range(loaded.seed, loaded.seed + seeds):
             name = f"{folder_name(' '.join([strategy, *chosen]))}/{seed}"
             if name in jobs:

@@ -62,9 +62,9 @@ def show_log(verbose: bool = True) -> None:
 
 def read_recipe(name: str, overrides: Sequence[str] | None = None, *, files_may_be_missing: bool = False) -> Recipe:
     """Load the recipe that a user named, with the overrides of the command line."""
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
+    from mixfluence.recipe_yaml import load_recipe
 
-    return load_recipe(find_recipe(name), overrides or [], files_may_be_missing=files_may_be_missing)
+    return load_recipe(name, overrides or [], files_may_be_missing=files_may_be_missing)
 
 
 @contextmanager
