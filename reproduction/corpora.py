@@ -36,16 +36,13 @@ TARGETS = ["covidqa", "insuranceqa", "obliqa", "climatefever", "cosqa", "selqa"]
 OTHERS = ["checkthat", "medquad", "mssupport", "nq", "scitldr", "socode"]
 POOLS = ["alone", "pool"]
 SETTINGS = [*(f"{target} alone" for target in [*TARGETS, *OTHERS]), *(f"{target} pool" for target in TARGETS)]
-CLUSTERS = {"arms": {"clusters": 8}}
 UNIFORM: Job = {"name": "static", "init": "uniform"}
 GUIDED: Job = {"name": "inf-dds", "init": "uniform"}
-# Named by what guides. Clusters divide each kind of pairs, so that there is more to choose from.
+# Named by what guides.
 METHODS: dict[str, Job] = {
     "uniform": UNIFORM,
     "labelled": GUIDED,
     "documents": GUIDED,
-    "uniform, clusters": UNIFORM | CLUSTERS,
-    "labelled, clusters": GUIDED | CLUSTERS,
 }
 REFERENCES = ["bm25", "zero-shot"]
 Influences = dict[str, float]
@@ -75,7 +72,6 @@ def main() -> None:
         for seed in range(options.seeds)
         for setting in options.settings
         for method in options.methods
-        if setting.endswith(" alone") or "arms" not in METHODS[method]
     ]
     run_jobs(
         jobs,

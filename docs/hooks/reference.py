@@ -34,7 +34,6 @@ GROUPS = (
     ("Recipes and runs", ("load_recipe", "Recipe", "run", "read_run", "Run")),
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
-    ("Clusters of datasets", ("Arms", "cut_into_arms")),
     ("Update rules", ("Fair", "Anchored", "PolicyGradient")),
     ("Measuring influence", ("Probe", "Reptile", "Alignment", "Metric")),
 )

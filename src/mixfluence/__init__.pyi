@@ -1,5 +1,4 @@
 from .clustering import partition as partition
-from .clustering.arms import cut_into_arms as cut_into_arms
 from .data.formats import read_rows as read_rows
 from .data.formats import read_task as read_task
 from .data.mixture import Mixture as Mixture
@@ -19,7 +18,6 @@ from .influence import info_nce_metric as info_nce_metric
 from .influence import soft_ndcg_metric as soft_ndcg_metric
 from .policy import UNIFORM as UNIFORM
 from .policy import Anchored as Anchored
-from .policy import Arms as Arms
 from .policy import Fair as Fair
 from .policy import PolicyGradient as PolicyGradient
 from .policy import Temperature as Temperature

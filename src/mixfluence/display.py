@@ -99,14 +99,12 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def mixture_table(
-    history: Sequence[Mapping[str, float]], influence: Mapping[str, float], name_width: int = NAME_WIDTH
-) -> Table:
+def mixture_table(history: Sequence[Mapping[str, float]], influence: Mapping[str, float]) -> Table:
     """Return the most likely datasets with probability, history (oldest first) and last influence."""
     now = history[-1]
     shown = largest(now, MOST_DATASETS)
     table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=name_width, no_wrap=True, overflow="ellipsis")
+    table.add_column(max_width=NAME_WIDTH, no_wrap=True, overflow="ellipsis")
     # Numbers are never cut off: half an exponent is another number.
     for width in (BAR_WIDTH, len("100.0%"), HISTORY_WIDTH, len("-1.1e-05")):
         table.add_column(min_width=width, no_wrap=True, justify="left" if width == BAR_WIDTH else "right")

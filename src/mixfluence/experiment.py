@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from mixfluence import runs
 from mixfluence.adapters import merge_lora
 from mixfluence.build import build_model, build_trainer, check_training_arguments, stage_folder
-from mixfluence.clustering.arms import divide
+from mixfluence.clustering import Partition
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
@@ -42,6 +42,9 @@ from mixfluence.training.callback import probing_cost
 from mixfluence.training.checkpoints import LATEST, changed_file, hash_parameters, measure, measure_files, writing
 from mixfluence.training.folder import record_facts, test_facts
 from mixfluence.training.trainer import MixtureMixin
+
+if TYPE_CHECKING:
+    from mixfluence.clustering import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +94,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     pool, divided = data, None
     if recipe.strategy.clusters:
         with watch("cluster"):
-            divided = divide(recipe, data.train, _targets(recipe, data), resume=resume)
+            divided = _divide(recipe, data)
         pool = replace(data, train=divided.mixture, sources=divided.sources, found=divided.weights)
     *searches, final = recipe.strategy.stages(recipe)
     if not resume:
@@ -158,6 +161,14 @@ def _select(recipe: Recipe, data: Data, watch: runs.Stopwatch) -> tuple[Data, di
             prompts={name: (source.query_prompt, source.passage_prompt) for name, source in sources.items()},
         )
     return replace(data, train=train), selected
+
+
+def _divide(recipe: Recipe, data: Data) -> Partition:
+    """Return the clusters that the strategy draws: the first process finds them, the others read its cache."""
+    processes = PartialState()
+    with processes.main_process_first():
+        least_rows = max(map(recipe.batch_size_of, recipe.train)) * processes.num_processes
+        return recipe.strategy.divide(data.train, _targets(recipe, data), recipe, least_rows)
 
 
 def _targets(recipe: Recipe, data: Data) -> dict[str, RowSet]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
-from mixfluence.influence.settings import FORWARD, Probe, RoundCost
+from mixfluence.influence.settings import FORWARD, RoundCost
 from mixfluence.policy import Vector, cap
-from mixfluence.policy.arms import dataset_of, totals
 from mixfluence.preflight import Checked, is_linear_here, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
@@ -58,9 +56,7 @@ class StagePlan:
 
     Attributes:
         scoring_cost: Cost of scoring the model of the stage.
-        dev_batch_size: Rows of each dev set that an update asks for, at most if it `adapts` to their noise; 0 for a
-            stage that never measures.
-        first_extra: What the first update costs more than the others.
+        dev_batch_size: Rows of each dev set that an update asks for; 0 for a stage that never measures.
     """
 
     name: str
@@ -72,16 +68,14 @@ class StagePlan:
     updates: int = 0
     first_update: int | None = None
     update_cost: float = 0.0
-    first_extra: float = 0.0
     dev_batch_size: int = 0
-    adapts: bool = False
     warmup_steps: int = 0
     measuring_limit: float = math.inf
 
     @property
     def measuring_cost(self) -> float:
         """All updates of the stage in training steps."""
-        return self.updates * self.update_cost + (self.first_extra if self.updates else 0.0)
+        return self.updates * self.update_cost
 
     @property
     def cost(self) -> float:
@@ -98,7 +92,6 @@ class Plan:
         encodings: What is encoded before training, to select rows or for the strategy: its cost and a sentence.
         absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
         data: What was read on this machine.
-        clusters: How many clusters of the datasets are drawn at most, for a strategy with arms; 0 for others.
     """
 
     recipe: Recipe
@@ -109,7 +102,6 @@ class Plan:
     encodings: dict[str, tuple[float, str]]
     absent: list[str]
     data: Data | None
-    clusters: int = 0
 
     @property
     def cost(self) -> float:
@@ -155,13 +147,11 @@ def plan_run(recipe: Recipe, *, processes: int = 1, missing: Sequence[Mixfluence
 
 
 def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
-    arms, train = recipe.strategy.division, checked.train
-    if arms:
-        train = arms.expected_sizes(train)
+    train = checked.train
     stages: list[tuple[Stage, Strategy]] = []
     evenly = dict.fromkeys(train, 1 / len(train))
     for stage in recipe.strategy.stages(recipe):
-        strategy = stage.strategy(evenly if stages or _found_by_clustering(recipe) else {})
+        strategy = stage.strategy(evenly if stages or recipe.strategy.clusters else {})
         strategy.start(train)
         stages.append((stage, strategy))
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
@@ -172,13 +162,7 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     encodings = {purpose: (rows * per_row, text) for purpose, (rows, text) in checked.encodings.items()}
     guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
     guides = checked.dev if guided else {}
-    clusters = len(train) if arms else 0
-    return Plan(recipe, processes, datasets, guides, planned, encodings, checked.absent, checked.data, clusters)
-
-
-def _found_by_clustering(recipe: Recipe) -> bool:
-    """Whether the mixture to draw from is what clustering finds."""
-    return recipe.strategy.clusters and recipe.strategy.division is None
+    return Plan(recipe, processes, datasets, guides, planned, encodings, checked.absent, checked.data)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -191,7 +175,7 @@ def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
 def _plan_datasets(
     recipe: Recipe, stages: Sequence[tuple[Stage, Strategy]], train: Mapping[str, int], processes: int
 ) -> list[DatasetPlan]:
-    if _found_by_clustering(recipe):
+    if recipe.strategy.clusters:
         return [DatasetPlan(name, rows, None, None) for name, rows in train.items()]
     draws = sum(stage.steps for stage, _ in stages) * recipe.training.gradient_accumulation
     points = min(draws, POINTS)
@@ -201,8 +185,6 @@ def _plan_datasets(
     if (max_epochs := stages[0][1].max_epochs) is not None:
         shares = cap(shares, np.floor(max_epochs * sizes) // batches / draws)
     drawn, share_of = (dict(zip(train, values.tolist(), strict=True)) for values in (shares * draws * batches, shares))
-    if recipe.strategy.division:
-        train, drawn, share_of = totals(train), totals(drawn), totals(share_of)
     return [DatasetPlan(name, rows, share_of[name], drawn[name] / rows) for name, rows in train.items()]
 
 
@@ -236,10 +218,8 @@ def _plan_stage(
         memory,
         updates=len(updates),
         first_update=updates[0] if updates else None,
-        update_cost=cost.usual(rows),
-        first_extra=cost.first(rows) - cost.usual(rows),
+        update_cost=cost(rows),
         dev_batch_size=rows,
-        adapts=isinstance(probing.method, Probe) and probing.method.reliability is not None,
         warmup_steps=warmup_steps,
         measuring_limit=strategy.measuring_limit(stage.steps),
     )
@@ -255,13 +235,13 @@ def _round_cost(
     batches = _batch_rows(recipe, train, sharing, method.batch_size)[possible]
     batch = float(batches.mean()) / sharing / rows_per_step if len(possible) else 0.0
 
-    def cost(most: int, *, first: bool = False) -> float:
+    def cost(most: int) -> float:
         dev = sum(min(most, rows) for rows in guides.values()) / rows_per_step
         if not len(possible):
             return dev * FORWARD
-        return method.round_cost(probing.measured(len(possible), first=first), batch, probing.steps, dev, processes)
+        return method.round_cost(probing.measured(len(possible)), batch, probing.steps, dev, processes)
 
-    return RoundCost(cost, partial(cost, first=True))
+    return cost
 
 
 def _scoring_cost(recipe: Recipe, guides: Mapping[str, int]) -> float:
@@ -287,8 +267,8 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
 
 
 def _batch_rows(recipe: Recipe, train: Mapping[str, int], processes: int, batch_size: int | None = None) -> Vector:
-    """Return the rows of a batch of each dataset, or cluster of one, over all processes."""
-    wanted = [batch_size or recipe.batch_size_of(dataset_of(name) or name) for name in train]
+    """Return the rows of a batch of each dataset over all processes."""
+    wanted = [batch_size or recipe.batch_size_of(name) for name in train]
     sizes = np.array(list(train.values()))
     return np.asarray(np.maximum(1, np.minimum(wanted, sizes // processes)) * processes)
 

@@ -13,8 +13,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from mixfluence.display import duration
 from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting
 from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
@@ -104,7 +102,6 @@ def _rehearse(recipe: Recipe, data: Data) -> None:
     import torch
 
     from mixfluence.build import build_trainer
-    from mixfluence.clustering.arms import arms_of
     from mixfluence.data.mixture import Mixture
     from mixfluence.testing import quiet, rehearse_tests
 
@@ -114,10 +111,6 @@ def _rehearse(recipe: Recipe, data: Data) -> None:
     found = dict.fromkeys(train, 1 / len(train))
     # The limit of epochs is checked with all rows.
     strategy = recipe.strategy._with(max_epochs=None)
-    if strategy.division:
-        arms = arms_of(train, np.zeros(sum(train.sizes.values()), np.int16))
-        train, found = arms.mixture, dict.fromkeys(arms.mixture, 1 / len(train))
-        data = replace(data, sources=arms.sources)
     with TemporaryDirectory(prefix="mixfluence-") as folder, quiet():
         # A plan may be made on a machine without a GPU.
         training = recipe.training.model_copy(update={"packing": None, "compiled": False})
@@ -126,7 +119,7 @@ def _rehearse(recipe: Recipe, data: Data) -> None:
         for stage in dict.fromkeys((stages[0], stages[-1])):
             if stage.merges or stage.against:
                 continue
-            first = stage is stages[0] and (strategy.division or not strategy.clusters)
+            first = stage is stages[0] and not strategy.clusters
             trainer = build_trainer(tried, stage, replace(data, train=train, found={} if first else found), [])
             trainer.get_train_dataloader()
             trainer.state.max_steps = stage.steps
@@ -231,7 +224,7 @@ def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> di
         rows = sum(train.values()) + sum(checked.dev.values())
         found["selecting"] = rows, _encoding(recipe, None, rows, checked.data)
     if rows := strategy.encoded_rows(checked.train, checked.dev):
-        named = getattr(strategy.division or strategy, "encoder", None)
+        named = getattr(strategy, "encoder", None)
         found["encoding"] = rows, _encoding(recipe, named, rows, checked.data)
     return found
 

@@ -264,9 +264,8 @@ class Recipe(Section):
             return "select"
         if any(stage.against for stage in self.strategy.stages(self)):
             return f"strategy {self.strategy.name}"
-        for part in (self.strategy, self.strategy.division):
-            if getattr(part, "encoder", "none") is None:
-                return f"strategy {self.strategy.name} without an encoder of its own"
+        if getattr(self.strategy, "encoder", "none") is None:
+            return f"strategy {self.strategy.name} without an encoder of its own"
         for name in ("packing", "compiled"):
             if getattr(self.training, name):
                 return f"training.{name}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Scores = Mapping[str, Evaluation]
 
 RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.json"
-TRACE_FILE, OVERLAP_FILE, ARMS_FILE = "trace.jsonl", "overlap.jsonl", "arms.npy"
+TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
 DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
 # Written last: a checkpoint without it is incomplete.

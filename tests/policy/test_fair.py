@@ -141,6 +141,21 @@ def test_with_subsets_it_ends_near_what_measuring_everything_finds(init: Tempera
     assert some.weights()[3:].max() < 0.1
 
 
+def test_datasets_that_are_alike_stay_so_when_they_are_measured_alone() -> None:
+    influence = np.zeros((12, 1))
+    influence[0] = 1.0
+    influence[8:] = np.array([[-0.02], [-0.01], [0.01], [0.02]])
+    strategy = InfDDS(init=UNIFORM, rule=Fair(), subset=4)
+    strategy.start({f"d{number}": 100 for number in range(12)})
+    for number in range(4):
+        strategy.update(measured(influence, seed=number))
+    for number in range(4):
+        strategy.update(measured(influence[8:], range(8, 12), queries=2048, seed=10 + number))
+    known = strategy.rule.state_dict()
+    # In standard deviations of all datasets.
+    assert np.ptp(np.array(known["total"])[8:] / np.array(known["weight"])[8:]) < 0.5
+
+
 def test_what_is_not_measured_stays_and_ages() -> None:
     strategy = run(InfDDS(init=UNIFORM, rule=Fair()), [measured(OWN, seed=seed) for seed in range(6)])
     before = np.array(strategy.rule.state_dict()["weight"])

@@ -29,8 +29,8 @@ from tests.training.test_inf_dds import MakeModel, guided_run
 __all__ = ["recipe_path"]
 
 
-def costs(round_: float, first: float | None = None) -> RoundCost:
-    return RoundCost(lambda _: round_, lambda _: round_ if first is None else first)
+def costs(round_: float) -> RoundCost:
+    return lambda _: round_
 
 
 @given(first=st.integers(1, 500), end=st.integers(501, 20_000), count=st.integers(1, 60), least=st.integers(1, 300))
@@ -66,8 +66,11 @@ def test_without_a_budget_nothing_changes() -> None:
 def test_fewer_rows_are_measured_if_two_rounds_would_not_fit() -> None:
     strategy = InfDDS(budget=0.25)
     strategy.start({"a": 100, "b": 100})
+
     # 10 steps and the cost of the rows: 128 cost 74 steps, 32 cost 26.
-    by_rows = RoundCost(lambda rows: 10 + rows / 2, lambda rows: 10 + rows / 2)
+    def by_rows(rows: int) -> float:
+        return 10 + rows / 2
+
     assert strategy.space_rounds(by_rows, 1000) == 128
     assert strategy.space_rounds(by_rows, 400) == 64
     assert strategy.space_rounds(by_rows, 240) == 32

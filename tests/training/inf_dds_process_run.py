@@ -12,12 +12,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import nn
 from transformers import TrainerCallback
 
-from mixfluence.clustering.arms import arms_of
 from mixfluence.data.mixture import Mixture
 from mixfluence.encoders import load_encoder
 from mixfluence.influence import Probe, Reptile, info_nce_metric
 from mixfluence.influence.shards import local
-from mixfluence.policy import UNIFORM, Arms, PolicyGradient
+from mixfluence.policy import UNIFORM, PolicyGradient
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureMixin
@@ -49,7 +48,6 @@ class Record(TrainerCallback):
 def main(
     model_folder: str,
     output: Path,
-    arms: bool = False,
     processes: Processes = "divided",
     callbacks: Sequence[TrainerCallback] = (),
     adapter: bool = False,
@@ -57,9 +55,8 @@ def main(
 ) -> MixtureMixin:
     """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
 
-    With arms, every dataset is cut in two, and batches mix both. Probes `together` have the eight rows of a training
-    step too, and the model does not follow them. With `adapter` a LoRA adapter is trained, by a loss for each dataset.
-    Other options are training arguments.
+    Probes `together` have the eight rows of a training step too, and the model does not follow them. With `adapter` a
+    LoRA adapter is trained, by a loss for each dataset. Other options are training arguments.
     """
     model: Any = load_encoder(model_folder, lora=LORA if adapter else None, device="cpu")
     # As most embedders have it.
@@ -84,15 +81,12 @@ def main(
         ),
         rule=PolicyGradient(step=0.2),
         reptile=Reptile() if processes == "divided" else None,
-        arms=Arms(batches="dataset") if arms else None,
     )
     loss: Any = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
     # Three datasets, so that two processes have not the same number of them.
     datasets = Mixture({**pool(), "words": pool()["near"].select(range(10, 24))})
     if adapter:
         loss = {name: info_nce(model, 0.05, gather_across_devices=args.world_size > 1) for name in datasets}
-    if arms:
-        datasets = arms_of(datasets, np.arange(sum(datasets.sizes.values()), dtype=np.int16) % 2).mixture
     dev = {"dev": pool()["near"], "other": pool()["far"]}
     before, after = Record(), Record()
     given: dict[str, Any] = {"loss": loss, "strategy": strategy, "dev_dataset": dev, "callbacks": [before, *callbacks]}

@@ -54,7 +54,7 @@ def main(model_folder: str, output: Path, killed_at: int = 0, adapter: bool = Fa
     shard_on_cpu()
     callbacks = [Killed(killed_at)] if killed_at else []
     saving = {"save_strategy": "steps", "save_steps": CHECKPOINT}
-    trainer = guided_run(model_folder, output, False, "together", callbacks, adapter, **SHARDED, **saving)
+    trainer = guided_run(model_folder, output, "together", callbacks, adapter, **SHARDED, **saving)
     trainer.save_model(str(output / MODEL))
     return trainer.resumed is not None
 

@@ -2,7 +2,7 @@
 
 - All end with the same weights and the same logits, although each looks at the dev set for itself.
 - With a part of the batch each they train as one process with the whole batch does. They share out the three datasets
-  to probe, of which a fourth process gets none, and find and follow what one process finds. So they do on arms.
+  to probe, of which a fourth process gets none, and find and follow what one process finds.
 - Together they probe as one process with the batch of all, negatives included, and each restores everything bitwise.
 """
 
@@ -20,20 +20,15 @@ from tests.training.runs import start_processes
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "arms", "how"),
-    [
-        (2, False, "divided"),
-        (2, False, "together"),
-        (2, True, "divided"),
-        pytest.param(4, False, "divided", marks=pytest.mark.soak),
-    ],
+    ("processes", "how"),
+    [(2, "divided"), (2, "together"), pytest.param(4, "divided", marks=pytest.mark.soak)],
 )
 def test_several_processes_probe_as_one_process_does(
-    processes: int, arms: bool, how: Processes, tiny_bert_folder: Path, tmp_path: Path
+    processes: int, how: Processes, tiny_bert_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "several").mkdir()
-    start_processes(main, str(tiny_bert_folder), tmp_path / "several", arms, how, processes=processes)
-    main(str(tiny_bert_folder), tmp_path / "one", arms, how)
+    start_processes(main, str(tiny_bert_folder), tmp_path / "several", how, processes=processes)
+    main(str(tiny_bert_folder), tmp_path / "one", how)
 
     first, *others = (np.load(tmp_path / "several" / f"process-{rank}.npz") for rank in range(processes))
     alone = np.load(tmp_path / "one" / "process-0.npz")

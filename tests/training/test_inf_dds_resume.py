@@ -46,15 +46,7 @@ KINDS: dict[str, Callable[[], InfDDS]] = {
         shrink=False,
         gate=False,
     ),
-    "by need": lambda: InfDDS(
-        update_every=3,
-        warmup_steps=2,
-        freeze_below=0.0,
-        subset=2,
-        subset_by="need",
-        rule=Fair(),
-        probe=Probe(reliability=0.9),
-    ),
+    "fair": lambda: InfDDS(update_every=3, warmup_steps=2, freeze_below=0.0, subset=2, rule=Fair()),
 }
 
 
@@ -102,14 +94,14 @@ def assert_equal_tensors(one: Any, other: Any) -> None:
         ("inherited", "static", 5, 2),
         pytest.param("momentum-free", "static", 6, 0, marks=pytest.mark.soak),
         ("momentum-free", "transformer", 5, 0),
-        ("by need", "static", 6, 0),
+        ("fair", "static", 6, 0),
     ],
     ids=[
         "inherited, between",
         "inherited, at a round, workers",
         "momentum-free, between",
         "momentum-free, at a round",
-        "by need, rows by reliability",
+        "fair, between",
     ],
 )
 def test_a_resumed_run_is_the_run_that_was_not_stopped(

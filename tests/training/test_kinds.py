@@ -31,13 +31,11 @@ from mixfluence.encoders import KINDS, Kind, kind_of, load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probe, info_nce_metric
 from mixfluence.influence.scoring import OTHER_ROWS, DevBatch, Piece, score_batches
-from mixfluence.policy import UNIFORM, Arms
+from mixfluence.policy import UNIFORM
 from mixfluence.strategies import InfDDS, Static
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureMixin, MixtureTrainer
 from tests.training.runs import arguments, build, pool
-from tests.training.test_arms import arms
-from tests.training.test_arms import pool as clustered_pool
 from tests.training.test_inf_dds import EVERY_STEP, Frozen, draws, influences, updates
 from tests.training.test_inf_dds_resume import assert_equal_tensors, timeless_trace
 from tests.training.test_resume import StopAt
@@ -106,22 +104,6 @@ def test_a_batch_has_rows_of_one_dataset(make_model: MakeModel, tmp_path: Path) 
         assert len(sides) == 1
         found |= sides
     assert found == {False, True}
-
-
-@pytest.mark.parametrize("kind", ["multi-vector", "reranker"])
-def test_mixed_batches_have_clusters_of_one_dataset(tiny_bert_folder: Path, tmp_path: Path, kind: Kind) -> None:
-    model = load_encoder(str(tiny_bert_folder), kind=kind, device="cpu")
-    data = {"train_dataset": arms(), "dev_dataset": {"dev": clustered_pool()["faq"]}}
-    strategy = InfDDS(**EVERY_STEP, init=UNIFORM, inner_steps=1, arms=Arms(batches="dataset"))
-    trainer = new_trainer(model, tmp_path, strategy, **data, max_steps=4, logging_steps=1)
-    words = {number: word for word, number in model.tokenizer.get_vocab().items()}
-    loader = trainer.get_train_dataloader()
-    for batch in loader:
-        columns, _ = trainer.collect_features(batch)
-        # `faq` has words up to w139.
-        assert len({int(word[1:]) < 140 for column in columns for word in words_of(column, words)}) == 1
-    trainer.train()
-    assert set(influences(trainer)[0]) == {"faq/0", "faq/1", "other/0", "other/1"}
 
 
 def words_of(column: Any, words: dict[int, str]) -> list[str]:

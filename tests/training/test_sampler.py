@@ -141,7 +141,7 @@ def test_a_state_through_json_continues_exactly(trained: int, ahead: int, max_ep
     pool = Pool([23, 7, 40], [0.6, 0.3, 0.1], **options)
     batches = iter(pool.sampler)
     drawn = [pool.dataset(batch) for batch in take(batches, trained)]
-    assert [pool.sampler.pop_trained()[0].dataset for _ in drawn] == drawn
+    assert [pool.sampler.pop_trained().dataset for _ in drawn] == drawn
     fetched = take(batches, ahead)
     pool.weights = np.array([0.1, 0.1, 0.8])
     state = pool.sampler.state_dict()
@@ -167,65 +167,3 @@ def test_a_resumed_epoch_starts_with_what_the_trainer_discards() -> None:
     epoch = list(resumed.sampler)
     assert [len(batch) for batch in epoch] == [0] * 2 + [4] * 3
     assert [len(batch) for batch in resumed.sampler] == [4] * 5
-
-
-GROUPS = np.array([0, 0, 1, 0])
-
-
-def mixed(weights: Sequence[float], **options: Any) -> Pool:
-    return Pool([40, 60, 30, 20], weights, **{"batch": 6, "groups": GROUPS, "draws_per_epoch": 600, **options})
-
-
-def test_clusters_of_a_dataset_are_mixed_by_their_weights() -> None:
-    weights = np.array([0.4, 0.1, 0.5, 0.0])
-    pool = mixed(weights.tolist())
-    batches = [np.searchsorted(pool.ends, batch, side="right") for batch in pool.sampler]
-    assert all(len(batch) == 6 and len(set(GROUPS[batch].tolist())) == 1 for batch in batches)
-    # Four fifths of six rows are four or five of each batch.
-    assert {int((batch == 0).sum()) for batch in batches if GROUPS[batch[0]] == 0} == {4, 5}
-    rows = pool.sampler.rows_drawn / pool.sampler.rows_drawn.sum()
-    assert rows.tolist() == pytest.approx(weights.tolist(), abs=0.06)
-    assert rows[1] / rows[0] == pytest.approx(0.25, rel=0.05)
-
-
-def test_rows_of_different_clusters_do_not_conflict() -> None:
-    # Row i of either cluster has the same texts.
-    streams = [stream_of(distinct_rows(12), key) for key in (1, 2)]
-    sampler = MixtureBatchSampler(
-        streams,
-        lambda progress: np.array([0.5, 0.5]),
-        batch_sizes=[8, 8],
-        draws_per_epoch=50,
-        groups=np.zeros(2, np.int64),
-    )
-    for batch in sampler:
-        assert len({row % 12 for row in batch}) == len(batch) == 8
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_have_equal_parts_of_a_mixed_batch(world: int) -> None:
-    ranks = [list(mixed([0.3, 0.3, 0.2, 0.2], rank=rank, world=world, batch=8).sampler) for rank in range(world)]
-    for parts in zip(*ranks, strict=True):
-        assert len({len(part) for part in parts}) == 1
-        assert len({row for part in parts for row in part}) == sum(map(len, parts))
-
-
-def test_mixed_batches_keep_to_the_limit_of_epochs() -> None:
-    pool = mixed([0.5, 0.2, 0.1, 0.2], max_epochs=2.0, draws_per_epoch=40)
-    assert all(pool.sampler)
-    assert (pool.sampler.rows_drawn <= 2 * np.array([40, 60, 30, 20])).all()
-
-
-def test_a_state_of_mixed_batches_continues_exactly() -> None:
-    pool = mixed([0.3, 0.3, 0.2, 0.2])
-    batches = iter(pool.sampler)
-    for _ in take(batches, 7):
-        pool.sampler.pop_trained()
-    ahead = take(batches, 3)
-    state = json.loads(json.dumps(pool.sampler.state_dict()))
-    resumed = mixed([0.1, 0.1, 0.7, 0.1])
-    resumed.sampler.load_state_dict(state)
-    again = iter(resumed.sampler)
-    assert take(again, 7) == [[]] * 7
-    assert take(again, 3) == ahead
-    assert resumed.sampler.rows_drawn.tolist() == pool.sampler.rows_drawn.tolist()

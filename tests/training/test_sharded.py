@@ -37,7 +37,7 @@ def test_a_sharded_model_trains_probes_and_resumes_as_a_whole_one(tiny_bert_fold
         (tmp_path / name).mkdir()
     # Both restore their shards bitwise, or the run fails.
     start_processes(train_and_resume, str(tiny_bert_folder), tmp_path / "sharded")
-    one = guided_run(str(tiny_bert_folder), tmp_path / "one", False, "together")
+    one = guided_run(str(tiny_bert_folder), tmp_path / "one", "together")
 
     saved = SentenceTransformer(str(tmp_path / "sharded" / MODEL), device="cpu")
     assert type(saved) is SentenceTransformer
@@ -70,7 +70,7 @@ def test_parts_are_read_by_any_number_of_processes(tmp_path: Path, processes: in
 
 @pytest.mark.soak
 def test_a_run_continues_on_another_number_of_processes(tiny_bert_folder: Path, tmp_path: Path) -> None:
-    one = guided_run(str(tiny_bert_folder), tmp_path / "one", False, "together")
+    one = guided_run(str(tiny_bert_folder), tmp_path / "one", "together")
     for processes, others in ((2, 4), (4, 2)):
         folder = tmp_path / f"from-{processes}"
         start_processes(sharded_run, str(tiny_bert_folder), folder, processes=processes)
@@ -85,7 +85,7 @@ def test_a_run_continues_on_another_number_of_processes(tiny_bert_folder: Path, 
 @pytest.mark.soak
 def test_an_adapter_in_shards_is_that_of_one_process(tiny_bert_folder: Path, tmp_path: Path) -> None:
     # With a loss for each dataset.
-    one = guided_run(str(tiny_bert_folder), tmp_path / "one", False, "together", adapter=True)
+    one = guided_run(str(tiny_bert_folder), tmp_path / "one", "together", adapter=True)
     start_processes(sharded_run, str(tiny_bert_folder), tmp_path / "sharded", 0, True)
     assert_same_trace(tmp_path / "one", tmp_path / "sharded")
     one.model.save_pretrained(str(tmp_path / "one" / MODEL))

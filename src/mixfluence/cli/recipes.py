@@ -77,8 +77,6 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
-    if plan.clusters:
-        yield "arms", f"at most {plan.clusters:,} clusters of {len(plan.datasets):,} datasets"
     for purpose, (cost, text) in plan.encodings.items():
         size = " if it is as large as the model" if purpose == "encoding" else ""
         yield purpose, f"{text}; as much as {cost:,.0f} training steps{size}"
@@ -129,11 +127,8 @@ def _stage(stage: StagePlan) -> str:
 def _updates(stage: StagePlan) -> str:
     if not stage.updates:
         return "no update"
-    most = "at most " if stage.adapts else ""
-    first = f", the first {stage.update_cost + stage.first_extra:.1f}" if stage.first_extra else ""
-    added = f"(+{most}{stage.measuring_cost / stage.steps:.0%})"
-    each = f"each {most}{stage.update_cost:.1f} training steps{first} {added}"
-    rows = f"on {most}{stage.dev_batch_size:,} rows of each dev set"
+    each = f"each {stage.update_cost:.1f} training steps (+{stage.measuring_cost / stage.steps:.0%})"
+    rows = f"on {stage.dev_batch_size:,} rows of each dev set"
     return f"{counted(stage.updates, 'update')} from step {stage.first_update:,} on, {each}, {rows}"
 
 

@@ -177,7 +177,6 @@ def weights(
     file: OutputFile = None,
 ) -> None:
     """Print the mixture a run learned, as JSON for `strategy.init.file` or another toolkit."""
-    from mixfluence.policy.arms import totals
     from mixfluence.runs import WEIGHTS_FILE, read_run_recipe
     from mixfluence.strategies.controls import replayed_weights
 
@@ -185,8 +184,6 @@ def weights(
     if which == "final" and not (run / WEIGHTS_FILE).exists():
         raise DataError(f"{run}: the run has not finished and has no {WEIGHTS_FILE}; use --which average")
     found = replayed_weights(run, which)
-    if recipe.strategy.division and which == "average":
-        found = totals(found)
     if clusters := [name for name in found if name not in recipe.train]:
         raise DataError(f"{run}: its trace has weights of clusters such as {clusters[0]}; use --which final")
     _write(json.dumps(found, indent=1) + "\n", file)

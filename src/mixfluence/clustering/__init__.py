@@ -33,15 +33,13 @@ class Partition:
     """Clusters to train on, and how often to draw each.
 
     `mixture` has the clusters with a weight, named like `pool/3.17`, or `nq/3.17` per dataset; `rows` has how many
-    rows every cluster has of each dataset. Arms are named like `nq/3`; their `weights` are empty, because they follow
-    from the start of a strategy, and `numbers` has the arm of each row, dataset after dataset.
+    rows every cluster has of each dataset.
     """
 
     mixture: Mixture
     weights: dict[str, float]
     rows: dict[str, dict[str, int]]
     datasets: tuple[str, ...]
-    numbers: NDArray[np.int16] | None = None
 
     def shares(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Return how much of each dataset is drawn, given weights or counts of drawn clusters."""

@@ -46,8 +46,7 @@ class RowSet:
     """The rows of one dataset, a fingerprint of their content, and the reader's notes and columns by role.
 
     `parts` has the sizes of groups of rows that share a source and length, by name and in row order. `subset` is where
-    a cluster's rows were selected from: it takes token ids from there instead of being tokenised itself. `terms` are
-    typical words of a cluster.
+    a cluster's rows were selected from: it takes token ids from there instead of being tokenised itself.
     """
 
     rows: Dataset
@@ -56,7 +55,6 @@ class RowSet:
     parts: Mapping[str, int] = field(default_factory=dict)
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     subset: Subset | None = field(default=None, compare=False, repr=False)
-    terms: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -193,7 +193,7 @@ class SelectedRows(TokenisedRows):
     """Some rows of a tokenised dataset, used like a dataset; their token ids are not copied."""
 
     def __init__(self, whole: TokenisedRows, rows: Positions) -> None:
-        self.selection = whole, rows
+        self._selection = whole, rows
         self.queries, self.documents = whole.queries, whole.documents
         sizes = whole._starts[rows + 1] - whole._starts[rows]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -205,7 +205,7 @@ class SelectedRows(TokenisedRows):
             self._scores = None
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
-        return SelectedRows, self.selection
+        return SelectedRows, self._selection
 
 
 def open_array(path: Path) -> Any:

@@ -53,18 +53,6 @@ class Influences:
         """Return the standard error of each influence on each target, as a distance from the mean over datasets."""
         return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
 
-    def enough_rows(self, reliability: float) -> Array:
-        """Return how many rows of each target would have given this reliability; infinity where all is noise.
-
-        The reliability is the share of the variance between datasets that is not noise of the rows.
-        """
-        contrasts = self.on_targets() - self.on_targets().mean(axis=0)
-        noise = np.mean(self.errors() ** 2, axis=0)
-        signal = np.mean(contrasts**2, axis=0) - noise
-        rows = np.array([gain.shape[1] for gain in self.gains])
-        wanted = rows * noise * reliability / (1 - reliability)
-        return np.asarray(np.divide(wanted, signal, out=np.full(len(rows), np.inf), where=signal > 0))
-
     def spread(self, how: Aggregate) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
         return float(self.combine(how)[0].std()) if len(self.probed) > 1 else 0.0

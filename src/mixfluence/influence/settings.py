@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from mixfluence.errors import RecipeError
 from mixfluence.schema import BatchSize, Section, word_or_positive
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Aggregate = Literal["mean", "relative", "worst"]
 # Returns the batches of a dataset, given its position in the mixture.
 Batches = Callable[[int], Iterable[Any]]
+# Returns the cost of a round in training steps, given the most rows of a target that it measures.
+RoundCost = Callable[[int], float]
 # Cost of a forward pass in training steps (forward, backward and optimizer).
 FORWARD = 1 / 3
 
@@ -160,9 +162,6 @@ class Probe(Measurement):
         aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
         batch_size: Rows per step and process; the rows that a process has of a training batch if None.
-        reliability: Measure each target on as few rows as make this share of the variance between datasets more than
-            noise of the rows, judged by its last round: at least 32, at most `dev_batch_size`, a quarter of that in
-            the first round. None always uses `dev_batch_size`.
         processes: Several processes divide the datasets (`divided`), each probing its own with the rows and negatives
             of one process; or probe every dataset `together`, with batches and negatives across processes as in
             training. `divided` is faster; sharded models need `together`.
@@ -172,7 +171,6 @@ class Probe(Measurement):
     dev_batch_size: BatchSize = 128
     learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
     snapshot: Literal["device", "cpu"] = "device"
-    reliability: Annotated[float, Field(gt=0, lt=1)] | None = None
     processes: Literal["divided", "together"] = "divided"
 
     @property
@@ -235,27 +233,13 @@ class Projection(Alignment):
 
 
 @dataclass(frozen=True)
-class RoundCost:
-    """The cost of rounds in training steps, by the most rows of a target that they measure."""
-
-    usual: Callable[[int], float]
-    first: Callable[[int], float]
-
-    def affordable(self, rows: int, most: float) -> int:
-        """Return how many rounds cost no more than so many steps together."""
-        usual = self.usual(rows)
-        return max(0, int((most - self.first(rows) + usual) / usual))
-
-
-@dataclass(frozen=True)
 class Probing:
     """What a strategy wants to have measured in a round.
 
     Attributes:
         method: How to measure.
         steps: Batches per dataset: the training steps of a probe.
-        subset: How many datasets a round measures, chosen anew each time; None for all.
-        complete_first: Whether the first round measures all, whatever the `subset`.
+        subset: How many datasets a round measures, chosen at random each time; None for all.
         reptile: How the model follows its probes; None if it does not.
     """
 
@@ -263,8 +247,7 @@ class Probing:
     steps: int = 1
     subset: int | None = None
     reptile: Reptile | None = None
-    complete_first: bool = False
 
-    def measured(self, possible: int, *, first: bool = False) -> int:
+    def measured(self, possible: int) -> int:
         """Return how many of the datasets that could be measured a round measures."""
-        return possible if first and self.complete_first else min(self.subset or possible, possible)
+        return min(self.subset or possible, possible)

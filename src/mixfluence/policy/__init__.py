@@ -4,7 +4,6 @@ All arrays are in the order of the mixture's datasets. Logits are stored and upd
 of 0.3 gives some datasets 1e-10, which rounding would lose.
 """
 
-from mixfluence.policy.arms import Arms
 from mixfluence.policy.bounds import Guards, Vector, cap, lift, softmax
 from mixfluence.policy.evidence import Evidence, Reward
 from mixfluence.policy.initial import (

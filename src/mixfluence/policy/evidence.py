@@ -16,8 +16,6 @@ from mixfluence.policy.bounds import Vector, divided
 ROUNDING = 1e-12
 # Standardised contrasts are clipped to this many standard deviations.
 MOST_DEVIATIONS = 2.0
-# Variances are at least this part of the largest one, so that their inverses are finite.
-LEAST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,11 @@ class Evidence:
     is fully open at twice its standard deviation. It starts half open, and this prior counts as much as one comparison
     of two rounds: without it, a run of few rounds stays closed by chance. While the gate is closed, probabilities stay
     at the start.
-
-    Datasets that have the same number in `groups` are clusters of one dataset: with `shrink` they share evidence, and
-    a reward also has those that were not measured, if a sibling was.
     """
 
-    def __init__(self, *, shrink: bool = True, gate: bool = True, groups: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, *, shrink: bool = True, gate: bool = True) -> None:
         self.shrink = shrink
         self.gate = gate
-        self._groups = groups
         self._last: dict[int, list[float]] = {}
         self._agreed, self._comparisons = 0.0, 0.0
 
@@ -80,9 +74,6 @@ class Evidence:
         if self.shrink:
             # The variance of the contrasts that their errors do not explain, in each column.
             signal = np.maximum(0.0, np.mean(contrasts**2, axis=0) - np.mean(errors**2, axis=0))
-            if self._groups is not None:
-                probed, values, errors = share_evidence(probed, values, errors, self._groups)
-                contrasts, spread = _contrasts(values)
             trust = np.divide(signal, signal + errors**2, out=np.zeros_like(errors), where=signal > 0)
         return Reward(probed, contrasts, spread, np.where(spread > 0, trust, 0.0), self._openness())
 
@@ -126,54 +117,3 @@ def _contrasts(values: Vector) -> tuple[Vector, Vector]:
     spread = contrasts.std(axis=0)
     spread = np.where(spread <= ROUNDING * np.abs(values).max(axis=0, initial=0.0), 0.0, spread)
     return np.where(spread > 0, contrasts, 0.0), spread
-
-
-def share_evidence(
-    probed: NDArray[np.int64], values: Vector, errors: Vector, groups: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], Vector, Vector]:
-    """Return the arms that a round has information about, with estimates of their values and standard errors.
-
-    The values of a dataset's arms vary around its mean with a variance that is the same for all datasets, estimated by
-    what errors do not explain of the observed one (empirical Bayes). A measured value is shrunk towards the mean of
-    its dataset by the share of its variance that is error. An arm that was not measured has this mean, with an error
-    that counts how much arms differ.
-
-    Args:
-        probed: Positions of the measured arms.
-        values: Their values, or a row of values per arm, one for each target.
-        errors: Standard errors of the values.
-        groups: A number per arm, the same for arms of one dataset.
-    """
-    shape = (len(probed), -1)
-    found, noise = values.reshape(shape), errors.reshape(shape) ** 2
-    known, own = np.unique(groups[probed], return_inverse=True)
-    members = (own == np.arange(len(known))[:, None]).astype(np.float64)
-    between = _between(found, noise, members, own)
-    variance = between + noise
-    largest = variance.max(axis=0)
-    precision = 1 / np.maximum(variance, np.where(largest > 0, LEAST_VARIANCE * largest, 1.0))
-    precisions = members @ precision
-    means = members @ (precision * found) / precisions
-    mean_variance = np.where(largest > 0, 1 / precisions, 0.0)
-    kept = between * precision
-
-    arms = np.flatnonzero(np.isin(groups, known))
-    places = np.searchsorted(known, groups[arms])
-    estimates, uncertainty = means[places], between + mean_variance[places]
-    measured = np.searchsorted(arms, probed)
-    estimates[measured] += kept * (found - means[own])
-    uncertainty[measured] = kept * noise + (1 - kept) ** 2 * mean_variance[own]
-    result_shape = (len(arms), *values.shape[1:])
-    return arms, estimates.reshape(result_shape), np.sqrt(uncertainty).reshape(result_shape)
-
-
-def _between(values: Vector, noise: Vector, members: Vector, own: NDArray[np.int64]) -> Vector:
-    """Return the variance of arms around the mean of their dataset, in each column."""
-    counts = members.sum(axis=1)
-    freedom = len(values) - len(counts)
-    if not freedom:
-        # No two arms of a dataset: they may differ as much as any two do.
-        return np.asarray(np.maximum(0.0, values.var(axis=0) - noise.mean(axis=0)))
-    residuals = values - (members @ values / counts[:, None])[own]
-    explained = ((1 - 1 / counts[own])[:, None] * noise).sum(axis=0)
-    return np.asarray(np.maximum(0.0, (residuals**2).sum(axis=0) - explained) / freedom)

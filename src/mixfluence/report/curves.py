@@ -10,7 +10,6 @@ from typing import Any
 
 from mixfluence.display import thin
 from mixfluence.influence.settings import FORWARD
-from mixfluence.policy.arms import totals
 from mixfluence.runs import MEASURE, Run, TraceLine, checkpoint_files
 from mixfluence.strategies import FINAL
 
@@ -25,20 +24,6 @@ LAST_ROUNDS = 10
 NATS = ("info-nce", "info-nce-hard", "distillation", "training-loss")
 Points = list[tuple[int, float]]
 States = list[tuple[int, Mapping[str, float | None]]]
-
-
-def with_terms(trace: Sequence[TraceLine]) -> list[TraceLine]:
-    """Return a trace in which clusters have their typical terms in their names, such as `nq/3: river, lake`."""
-    datasets = trace[0]["datasets"] if trace else {}
-    names = {arm: f"{arm}: {', '.join(terms)}" for arm, facts in datasets.items() if (terms := facts.get("terms"))}
-    return [_renamed(line, names) for line in trace] if names else list(trace)
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return JSON values with other names for keys, at any depth."""
-    if not isinstance(value, dict):
-        return value
-    return {names.get(key, key): _renamed(own, names) for key, own in value.items()}
 
 
 def smoothed(points: Points) -> Points:
@@ -80,14 +65,6 @@ def sampling_states(trace: Sequence[TraceLine]) -> States:
     return thin([(0, trace[1]["weights"]), *by_step.items()], MOST_POINTS)
 
 
-def dataset_states(run: Run, trace: Sequence[TraceLine]) -> States:
-    """Return the sampling probabilities of the datasets, also if the run draws clusters of them."""
-    states = sampling_states(trace)
-    if run.recipe.strategy.division is None:
-        return states
-    return [(step, totals({arm: weight or 0.0 for arm, weight in own.items()})) for step, own in states]
-
-
 def epochs(trace: Sequence[TraceLine]) -> dict[str, float]:
     """Return how often the rows of each dataset were trained on."""
     datasets = trace[0]["datasets"] if trace else {}
@@ -115,7 +92,6 @@ def influences(trace: Sequence[TraceLine]) -> dict[str, States]:
 def final_weights(run: Run) -> dict[str, float]:
     """Return the final probability of each dataset, or the last one of an unfinished run; none for clusters."""
     last = run.trace[-1].get("weights", {}) if run.trace else {}
-    last = totals(last) if run.recipe.strategy.division else last
     return run.weights or (last if last.keys() <= run.recipe.train.keys() else {})
 
 

@@ -39,7 +39,7 @@ def charts_of_all(comparison: Comparison) -> Iterator[Chart]:
     runs = {label: run for label, run in labelled(comparison.groups) if len(run.trace) > 1}
     dev = {label: next(reversed(curves.dev_evals(run).values()), []) for label, run in runs.items()}
     sampled = {
-        label: by_dataset(curves.dataset_states(run, run.trace), list(run.recipe.train), others=False)
+        label: by_dataset(curves.sampling_states(run.trace), list(run.recipe.train), others=False)
         for label, run in runs.items()
     }
     datasets = dict.fromkeys(name for own in sampled.values() for name in own)
@@ -74,7 +74,7 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
     unit = curves.influence_unit(run)
     losses: dict[str, Points] = {}
     dev: dict[str, Points] = {}
-    for stage, trace in ((stage, curves.with_terms(trace)) for stage, trace in traces.items()):
+    for stage, trace in traces.items():
         if len(trace) < 2:
             continue
         prefix, shown = f"Stage {stage}: " if stage else "", curves.shown_datasets(trace)
@@ -82,9 +82,6 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
         merged = any("merged" in line.get("update", {}) for line in trace)
         sampled = "mixture that each merge stands for" if merged else "sampling probability"
         states = {sampled: curves.sampling_states(trace), "mixture found so far": found}
-        if run.recipe.strategy.division:
-            whole = by_dataset(curves.dataset_states(run, trace), list(run.recipe.train))
-            yield from _lines(f"{prefix}sampling probability of datasets", {"": whole}, "probability", shape="hv")
         for what, own in states.items():
             yield from _lines(prefix + what, {"": by_dataset(own, shown)}, "probability", shape="hv")
         measured = curves.influences(trace).items()
@@ -100,7 +97,7 @@ def charts_of_run(run: Run) -> Iterator[Chart]:
     yield from _lines("Training loss", {"": losses}, "loss", ink=len(losses) == 1, smooth=True)
     yield from _lines("Dev metric of the sampler", {"": dev}, "dev metric")
     yield from _lines("Dev NDCG@10 of checkpoints", {"": curves.dev_evals(run)}, "NDCG@10 × 100")
-    if own_epochs := curves.epochs(curves.with_terms(run.trace)):
+    if own_epochs := curves.epochs(run.trace):
         yield _bars("Epochs of each dataset", {"": own_epochs}, "epochs")
 
 

@@ -14,9 +14,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mixfluence import runs
-from mixfluence.display import MOST_DATASETS, NAME_WIDTH, duration, facts_table, largest, mixture_table, printable
-from mixfluence.policy.arms import totals
-from mixfluence.report.curves import influence_unit, matrix, with_terms
+from mixfluence.display import MOST_DATASETS, duration, facts_table, largest, mixture_table, printable
+from mixfluence.report.curves import influence_unit, matrix
 from mixfluence.report.figures import with_error
 from mixfluence.report.tables import Screen, Sheet, measure_sheet, numbers, words
 from mixfluence.runs import Run, TraceLine, read_run
@@ -24,8 +23,6 @@ from mixfluence.strategies import FINAL
 
 # A trace that has not grown for this many times its longest pause, and at least a minute, has probably ended.
 PATIENCE, LEAST_PATIENCE = 5, 60.0
-# Names of clusters end with their typical terms.
-TERMS_WIDTH = 40
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
     ended = not run.finished and silent >= max(LEAST_PATIENCE, PATIENCE * max(pauses, default=0.0))
     sealed = runs.checkpoint_files(folder, runs.MANIFEST_FILE)
     checkpoint = runs.step_of(sealed[0].parent) if sealed else None
-    return Status(run, stage, stages, with_terms(trace), checkpoint, changed, silent if ended else None)
+    return Status(run, stage, stages, trace, checkpoint, changed, silent if ended else None)
 
 
 def status_view(status: Status) -> Lines:
@@ -112,11 +109,7 @@ def status_view(status: Status) -> Lines:
         what = "mixture found" if status.found else "sampling probabilities"
         when = "" if run.finished else " so far" if status.found else " now"
         note = f", last influence from step {measured:,}" if measured else ""
-        if run.recipe.strategy.division:
-            datasets = [totals(weights) for weights in status.history]
-            parts += [Text(f"\n{what} of datasets{when}, with history", "dim"), mixture_table(datasets, {})]
-        width = TERMS_WIDTH if run.recipe.strategy.division else NAME_WIDTH
-        table = mixture_table(status.history, influence, width)
+        table = mixture_table(status.history, influence)
         parts += [Text(f"\n{what}{when}, with history{note}", "dim"), table]
     sheets = [_matrix_sheet(status)] if matrix(status.trace) else []
     if scores := run.record.get("scores"):

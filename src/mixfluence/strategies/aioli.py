@@ -15,7 +15,7 @@ from mixfluence.influence import Probe, Probing
 from mixfluence.policy import UNIFORM, InitialField, Vector, lift, softmax
 from mixfluence.policy.evidence import ROUNDING
 from mixfluence.schema import Count, Fraction, Positive, Share, WholeNumber
-from mixfluence.strategies.logits import ArmStrategy
+from mixfluence.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from mixfluence.influence import Influences
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NONE = np.array([], np.int64)
 
 
-class Aioli(ArmStrategy):
+class Aioli(Strategy):
     """Measure influences in line (Chen et al., arXiv 2411.05735): every step of a measurement trains the model.
 
     Every `update_every` steps a sweep starts: each dataset in turn gets a block of `block_steps` steps, and the
@@ -38,6 +38,7 @@ class Aioli(ArmStrategy):
     Cost per sweep: 0 training steps, and (datasets + 1) dev evaluations. Memory: 0 parameter sizes.
 
     Attributes:
+        init: The initial distribution. A dataset of weight zero is never drawn.
         update_every: Steps from the start of a sweep to that of the next, more than a sweep takes.
         warmup_steps: Steps before the first sweep.
         block_steps: Steps of a block. With fewer, more of its gain is due to the momentum of the previous block.
@@ -71,7 +72,7 @@ class Aioli(ArmStrategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         self._names = list(sizes)
-        self._start = self._initial_logits(sizes)
+        self._start = self.init.logits(sizes)
         # A dataset of weight zero is never drawn, not even in a block.
         self._tried = np.flatnonzero(np.isfinite(self._start))
         self._gains = np.zeros(len(self._names))

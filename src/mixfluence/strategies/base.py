@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
-from mixfluence.policy import Arms, Vector
+from mixfluence.policy import Vector
 from mixfluence.runs import RECORD_FILE
 from mixfluence.schema import Positive, Section
 
@@ -128,12 +128,7 @@ class Strategy(Section):
     @property
     def clusters(self) -> bool:
         """Whether it samples what `divide` returns, such as clusters of the pool, instead of the datasets."""
-        return self.division is not None
-
-    @property
-    def division(self) -> Arms | None:
-        """How each dataset is cut into arms; None for a strategy that draws datasets or clusters of the pool."""
-        return None
+        return False
 
     @property
     def guards(self) -> Mapping[str, float]:
@@ -228,10 +223,6 @@ class Strategy(Section):
     def candidates(self) -> NDArray[np.int64]:
         """Return the datasets worth measuring, those that may be drawn; with none, only dev is measured."""
         return np.flatnonzero(self.weights() > 0)
-
-    def urgency(self) -> Vector | None:
-        """Return how much each dataset should be measured next, if a round measures a subset; None for at random."""
-        return None
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Use a round of measurements; return values for the trace by name, lists with one per measured dataset."""

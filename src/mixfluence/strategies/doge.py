@@ -13,7 +13,7 @@ from mixfluence.influence import Probing, Projection
 from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.schema import Count, Fraction, Positive
 from mixfluence.strategies.base import Stage, Strategy
-from mixfluence.strategies.logits import ArmStrategy, at_interval
+from mixfluence.strategies.logits import at_interval
 from mixfluence.strategies.static import final_stage
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
 
 
-class DoGE(ArmStrategy):
+class DoGE(Strategy):
     """Domain reweighting with generalisation estimation (Fan, Pagliardini and Jaggi, 2024).
 
     The score of a dataset is the projection of its gradient on the sum of the dev sets' gradients; scores are added to
@@ -64,14 +64,14 @@ class DoGE(ArmStrategy):
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps = recipe.training.steps
         proxies = [Stage(name, self.proxy_steps or steps, self._proxy) for name in ("proxy", "second-proxy")]
-        return [*proxies[: self.rounds], final_stage(steps, arms=self.arms, max_epochs=self.max_epochs)]
+        return [*proxies[: self.rounds], final_stage(steps, max_epochs=self.max_epochs)]
 
     @property
     def probing(self) -> Probing:
         return Probing(self.alignment)
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._weights = softmax(self._initial_logits(sizes))
+        self._weights = softmax(self.init.logits(sizes))
         self._total = np.zeros_like(self._weights)
         self._updates = 0
         self._relative_rate = 1.0

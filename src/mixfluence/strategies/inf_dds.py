@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from mixfluence.influence import Probe, Probing, Reptile
-from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule, Vector
-from mixfluence.policy.arms import siblings
+from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule
 from mixfluence.schema import BatchSize, NonNegative, Positive, Share, registered
 from mixfluence.strategies.logits import LogitStrategy
 
@@ -69,9 +67,7 @@ class InfDDS(LogitStrategy):
             own optimizer on each dataset every 50 steps.
         update_every: Steps between updates, K of the paper. If it is given without a `budget`, there is no budget.
         inner_steps: Steps of a probe, l of the paper.
-        subset: Probe this many datasets, chosen anew each time, instead of all.
-        subset_by: How they are chosen: at `random`, or by `need`. The first round then probes all, later ones those
-            that were not probed for long, that are likely to be drawn, or whose last probe was noisy.
+        subset: Probe this many datasets, chosen at random each time, instead of all.
         probe: How datasets are probed and measured.
         rule: How influences move logits.
         reptile: Let the model follow its probes; None (`off`) to roll back exactly.
@@ -83,13 +79,12 @@ class InfDDS(LogitStrategy):
     """
 
     title = "Inf-DDS"
-    saved = "logits", "need", "unguarded", "evidence"
+    saved = "logits", "unguarded", "evidence"
     name: Literal["inf-dds"] = "inf-dds"
     preset: Literal["paper", "paper-sentence-transformers", "paper-mldr", "thorough"] | None = None
     budget: Positive | None = 0.25
     inner_steps: Annotated[int, Field(ge=0, le=1000)] = 1
     subset: BatchSize | None = None
-    subset_by: Literal["random", "need"] = "random"
     probe: Probe = Field(default_factory=Probe)
     rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Fair)
     reptile: Annotated[Reptile | None, BeforeValidator(_reptile)] = None
@@ -123,30 +118,21 @@ class InfDDS(LogitStrategy):
 
     @property
     def probing(self) -> Probing:
-        by_need = self.subset_by == "need"
-        return Probing(self.probe, self.inner_steps, self.subset, self.reptile, complete_first=by_need)
+        return Probing(self.probe, self.inner_steps, self.subset, self.reptile)
 
     def start(self, sizes: Mapping[str, int]) -> None:
         super().start(sizes)
         self.rule.start(self._logits)
-        groups = siblings(sizes) if self.arms else None
-        self._evidence = Evidence(shrink=self.shrink, gate=self.gate, groups=groups)
-        self._need = np.zeros(len(sizes))
+        self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
         # The logits of the rule, before guards change them.
         self._unguarded = self._logits
         self._guards = Guards(self.guard, len(sizes))
-
-    def urgency(self) -> Vector | None:
-        return self._need if self.subset_by == "need" else None
 
     def update(self, influences: Influences) -> dict[str, Any]:
         if self.guard:
             own = influences.of(self.guard)
             self._guards.observe(own.probed, own.base, own.on_targets(), own.sign)
             influences = influences.of(target for target in influences.targets if target not in self.guard)
-        if self.subset_by == "need":
-            # Half of the probes go to all datasets in turn, half to those that are likely.
-            self._need = self._need + self.weights() + 1 / len(self._need)
         if len(influences.probed) < 2:
             return {}
         values, errors = influences.combine(self.probe.aggregate)
@@ -159,11 +145,7 @@ class InfDDS(LogitStrategy):
                 lambda shift: self.rule.shifted(self._unguarded, shift, reward.gate),
                 rounds=self.steps_to_next_round() / max(1, self.inner_steps),
             )
-        # With arms, a reward also has what siblings tell of those that were not measured.
-        trust = reward.trust[np.isin(reward.probed, influences.probed)]
-        trust = trust.mean(axis=1) if self.rule.by_target else trust
-        # A noisy measurement reduces the need less, but at least by half: no dataset is probed in every round.
-        self._need[influences.probed] *= (1 - trust) / 2
+        trust = reward.trust.mean(axis=1) if self.rule.by_target else reward.trust
         facts = {"influence": values.tolist(), "error": errors.tolist(), "trust": trust.tolist()}
         guards = {"guards": self._guards.facts()} if self.guard else {}
         return {**facts, "gate": reward.gate, **guards}

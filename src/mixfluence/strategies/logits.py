@@ -1,80 +1,31 @@
-"""Samplers that start from a distribution over datasets or their clusters, and those that move its logits."""
+"""Samplers that start from a distribution over the datasets and move its logits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
 
-from mixfluence.policy import PROPORTIONAL, Arms, InitialField, Vector, lift, softmax
+from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, softmax
 from mixfluence.schema import Count, Positive, Share, WholeNumber
-from mixfluence.strategies.base import Strategy, check_faiss, load_named_encoder
+from mixfluence.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from mixfluence.clustering import Partition
-    from mixfluence.data.mixture import Mixture
     from mixfluence.influence import RoundCost
-    from mixfluence.recipe import Recipe
-
 
 # To fit so many rounds into a budget, each measures fewer rows of a target, down to this many.
 LEAST_ROUNDS = 2
 LEAST_ROWS = 16
 
 
-class ArmStrategy(Strategy):
-    """Starts from a distribution over the datasets, and draws datasets or clusters of them.
-
-    Attributes:
-        init: The initial distribution.
-        arms: Draw clusters of each dataset instead of datasets; None to draw datasets.
-    """
-
-    init: InitialField = PROPORTIONAL
-    arms: Arms | None = None
-
-    @model_validator(mode="after")
-    def _batches_have_one_loss(self) -> Self:
-        if self.learns_from_loss and self.arms and self.arms.batches == "dataset":
-            raise ValueError(
-                f"arms.batches: {self.name} learns from the loss of a batch, which must be of one cluster"
-            )
-        return self
-
-    @property
-    def label(self) -> str:
-        return f"{super().label}, {self.arms.label}" if self.arms else super().label
-
-    @property
-    def division(self) -> Arms | None:
-        return self.arms
-
-    def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
-        from mixfluence.clustering.arms import cut_into_arms
-
-        assert self.arms is not None
-        encoder = load_named_encoder(self.arms.encoder, recipe)
-        return cut_into_arms(mixture, encoder, self.arms, least_rows=least_rows, seed=recipe.seed)
-
-    def encoded_rows(self, train: Mapping[str, int], dev: Mapping[str, int]) -> int:
-        if self.arms is None:
-            return 0
-        check_faiss()
-        return sum(rows for rows in train.values() if self.arms.number(rows) > 1)
-
-    def _initial_logits(self, sizes: Mapping[str, int]) -> Vector:
-        """Return the logits to start from."""
-        return self.arms.logits(self.init, sizes) if self.arms else self.init.logits(sizes)
-
-
-class LogitStrategy(ArmStrategy):
+class LogitStrategy(Strategy):
     """Draws by the softmax of logits, and measures at intervals. Subclasses say how logits move.
 
     Attributes:
+        init: The initial distribution.
         update_every: Steps between updates.
         warmup_steps: Steps before the first update.
         budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
@@ -87,6 +38,7 @@ class LogitStrategy(ArmStrategy):
 
     needs_dev = True
     saved: ClassVar[tuple[str, ...]] = ("logits",)
+    init: InitialField = PROPORTIONAL
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
     budget: Positive | None = None
@@ -99,7 +51,7 @@ class LogitStrategy(ArmStrategy):
         return self._logits
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._logits = self._initial_logits(sizes)
+        self._logits = self.init.logits(sizes)
         # Where a budget puts the rounds, and the end of the run; None for fixed intervals.
         self._rounds_at: list[int] | None = None
         self._step = 0
@@ -116,7 +68,7 @@ class LogitStrategy(ArmStrategy):
         if self.budget is None:
             return rows
         limit = self.measuring_limit(steps)
-        while (allowed := cost.affordable(rows, limit)) < LEAST_ROUNDS and rows > LEAST_ROWS:
+        while (allowed := int(limit / cost(rows))) < LEAST_ROUNDS and rows > LEAST_ROWS:
             rows = max(LEAST_ROWS, rows // 2)
         # Linear decay reaches `freeze_below` at about this step.
         end = int((1 - self.freeze_below) * steps)

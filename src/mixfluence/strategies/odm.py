@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 
 from mixfluence.policy import UNIFORM, InitialField, Vector, softmax
-from mixfluence.policy.arms import siblings
 from mixfluence.schema import Fraction, WholeNumber
-from mixfluence.strategies.logits import ArmStrategy
+from mixfluence.strategies.base import Strategy
 
 
-class ODM(ArmStrategy):
+class ODM(Strategy):
     """Online data mixing (Albalak et al. 2023): Exp3 with the training loss as reward.
 
     A dataset with a high loss has more left to learn, so it is drawn more often. The reward of a batch is its loss
@@ -45,10 +44,9 @@ class ODM(ArmStrategy):
     memory: Fraction = 0.9
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._start = softmax(self._initial_logits(sizes))
+        self._start = softmax(self.init.logits(sizes))
         self._rewards = np.full(len(sizes), np.nan)
         self._batches = 0
-        self._groups = siblings(sizes) if self.arms else np.zeros(len(sizes), np.int64)
 
     def weights(self, progress: float = 0.0) -> Vector:
         known = np.isfinite(self._rewards)
@@ -56,11 +54,8 @@ class ODM(ArmStrategy):
             return self._start
         drawn = self._start > 0
         least = self._exploration(self._batches)
-        # A dataset that was never drawn counts with the mean of the others, a cluster with that of its siblings.
+        # A dataset that was never drawn counts with the mean of the others.
         rewards = np.where(known, self._rewards, self._rewards[known].mean())
-        for place in np.flatnonzero(~known):
-            if (related := known & (self._groups == self._groups[place])).any():
-                rewards[place] = self._rewards[related].mean()
         greedy = softmax(np.where(drawn, self._exploration(self._batches - 1) * rewards, -np.inf))
         return np.asarray(max(0.0, 1 - drawn.sum() * least) * greedy + least * drawn)
 

@@ -21,7 +21,6 @@ from mixfluence.policy import (
 )
 from mixfluence.schema import PositiveShare, Share
 from mixfluence.strategies.base import FINAL, Stage, Strategy
-from mixfluence.strategies.logits import ArmStrategy
 
 if TYPE_CHECKING:
     from mixfluence.recipe import Recipe
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 AboveZero = Annotated[float, Field(gt=0)]
 
 
-class Static(ArmStrategy):
+class Static(Strategy):
     """Draw every batch from the same distribution.
 
     Costs no training step and no memory. Prefer it when the mixture is known to be right, and run it beside
@@ -47,7 +46,7 @@ class Static(ArmStrategy):
     floor: Share = 0.0
 
     def start(self, sizes: Mapping[str, int]) -> None:
-        self._weights = lift(softmax(self._initial_logits(sizes)), self.floor)
+        self._weights = lift(softmax(self.init.logits(sizes)), self.floor)
 
     def weights(self, progress: float = 0.0) -> Vector:
         return self._weights

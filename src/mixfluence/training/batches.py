@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.tokenize import Prompts, Tokeniser, tokenise
-from mixfluence.data.tokens import SelectedRows, TokenisedRows, TokenLayout
+from mixfluence.data.tokens import TokenisedRows, TokenLayout
 from mixfluence.errors import RecipeError
-from mixfluence.policy.arms import Arms, dataset_of
 from mixfluence.training.packing import Packing
 from mixfluence.training.sampler import MixtureBatchSampler
 
@@ -53,29 +52,19 @@ class MixtureRows(Dataset[TokenBatch]):
         self._negatives = [negatives[name] for name in self._names]
         sizes = np.array([len(dataset) for dataset in self._datasets])
         self._ends = np.cumsum(sizes)
-        self._starts = self._ends - sizes
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitems__(self, numbers: Sequence[int]) -> TokenBatch:
-        """Return the rows with these numbers, which must be of one dataset or of clusters of one."""
-        which = np.searchsorted(self._ends, numbers, side="right")
-        rows = np.array(numbers, np.int64) - self._starts[which]
-        if (which == which[0]).all():
-            return self.batch(int(which[0]), rows)
-        for place in np.unique(which):
-            cluster = self._datasets[place]
-            assert isinstance(cluster, SelectedRows)
-            whole, places = cluster.selection
-            rows[which == place] = places[rows[which == place]]
-        return self._batch(int(which[0]), whole, rows)
+        """Return the rows with these numbers, which must be of one dataset."""
+        which = int(np.searchsorted(self._ends, numbers[0], side="right"))
+        first = self._ends[which] - len(self._datasets[which])
+        return self.batch(which, np.array(numbers, np.int64) - first)
 
     def batch(self, which: int, rows: NDArray[np.int64]) -> TokenBatch:
         """Return rows of a dataset, both counted from 0."""
-        return self._batch(which, self._datasets[which], rows)
-
-    def _batch(self, which: int, dataset: TokenisedRows, rows: NDArray[np.int64]) -> TokenBatch:
+        dataset = self._datasets[which]
         passages, scores = dataset.candidates(rows, self._negatives[which])
         names = ["positive", *(f"negative_{i}" for i in range(1, passages.shape[1]))]
         columns = {"anchor": dataset.queries.token_ids(dataset.anchors[rows])}
@@ -176,18 +165,11 @@ def prompts_of(args: BaseTrainingArguments, dataset: str, datasets: Container[st
     return Prompts(columns.get("anchor", ""), columns.get("positive", ""))
 
 
-def negatives_per_row(
-    tokenised: Mapping[str, TokenisedRows], wanted: NumNegatives, arms: Arms | None = None
-) -> dict[str, int]:
-    """Return the number of hard negatives per row: as many as every row has, unless a number is wanted.
-
-    All clusters of a dataset have the same number.
-    """
+def negatives_per_row(tokenised: Mapping[str, TokenisedRows], wanted: NumNegatives) -> dict[str, int]:
+    """Return the number of hard negatives per row: as many as every row has, unless a number is wanted."""
     given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(tokenised, wanted)
     chosen = {name: number for name, number in given.items() if number is not None}
     least = {name: rows.least_negatives for name, rows in tokenised.items()}
-    if arms is not None:
-        least = {name: min(least[other] for other in least if dataset_of(other) == dataset_of(name)) for name in least}
     for name, fewest in least.items():
         if name not in chosen and fewest < (most := tokenised[name].most_negatives):
             logger.warning("%s: rows have %d to %d hard negatives; using %d", name, fewest, most, fewest)

@@ -1,14 +1,13 @@
 """Callbacks of a run: one runs probes and writes trace and checkpoints, the other stops a run on a signal.
 
 The first line of `trace.jsonl` has `step` 0, `seconds` 0 and, by name, the `rows`, `distinct_positives` and
-`batch_size` of the `datasets`, and the typical `terms` of clusters. Every other line has `step`, `seconds` since the
-start of training, `weights` (the probability of each dataset for the next draw), and one of:
+`batch_size` of the `datasets`. Every other line has `step`, `seconds` since the start of training, `weights` (the
+probability of each dataset for the next draw), and one of:
 
 - when the Trainer logs, before each round of probes and at the end: `trained` and `rows`, the dataset and number of
-  rows of every batch trained on since the previous such line, with an entry for each cluster if batches mix the
-  clusters of a dataset; `drawn_ahead`, the datasets of batches that the loader's workers have already drawn, so that
-  new weights apply only after them; `loss` and `learning_rate` if logged; `outcome`, the mixture found so far by a
-  strategy that looks for one to train on later.
+  rows of every batch trained on since the previous such line; `drawn_ahead`, the datasets of batches that the
+  loader's workers have already drawn, so that new weights apply only after them; `loss` and `learning_rate` if logged;
+  `outcome`, the mixture found so far by a strategy that looks for one to train on later.
 - after each round of probes: `update`, what the round measured and cost; see `mixfluence.training.probing.describe`.
 """
 
@@ -107,7 +106,8 @@ class MixtureCallback(TrainerCallback):
             self._write(state, {"weights": self._trainer.probabilities(), "update": update})
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._unwritten += [(draw.dataset, draw.rows) for draw in self._trainer.sampler.pop_trained()]
+        draw = self._trainer.sampler.pop_trained()
+        self._unwritten.append((draw.dataset, draw.rows))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs: dict[str, float] = kwargs["logs"]

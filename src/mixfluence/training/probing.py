@@ -26,8 +26,6 @@ from mixfluence.influence import (
     Influences,
     Meter,
     Piece,
-    Probe,
-    RoundCost,
     relative_rate,
     resolve_metric,
 )
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
 
 # Ids of the random streams.
 PROBE_ROWS, DEV_ROWS, SUBSET, DROPOUT = range(1, 5)
-# Fewest rows of a target in a round whose rows follow from the noise of the last.
-LEAST_ROWS = 32
 
 
 class ProbeRunner:
@@ -79,12 +75,7 @@ class ProbeRunner:
         dev_negatives = dict.fromkeys(dev, 0)
         if self._metric.hard_negatives:
             dev_negatives = dev_negatives_per_row(dev, trainer.num_negatives)
-        self._most_rows = {name: min(probe.dev_batch_size, rows.distinct_positives) for name, rows in dev.items()}
-        self._dev_sizes = dict(self._most_rows)
-        # Rounds without probes are compared with each other, so that their rows may not change.
-        self._reliability = probe.reliability if isinstance(probe, Probe) and self._probing.steps else None
-        if self._reliability is not None:
-            self._dev_sizes = {name: min(most, max(LEAST_ROWS, most // 4)) for name, most in self._most_rows.items()}
+        self._dev_sizes = {name: min(probe.dev_batch_size, rows.distinct_positives) for name, rows in dev.items()}
         self._dev_rows = MixtureRows(dev, dev_negatives)
         # Opened again for rounds without probes, which are compared with each other and so need the same rows.
         self._open_dev = partial(self._open, dev, dev_negatives, DEV_ROWS)
@@ -107,9 +98,7 @@ class ProbeRunner:
     def start(self) -> None:
         """Prepare for the first round, once the trainer has its optimizer; refuse one that probes cannot work with."""
         self._learner = TrainerLearner(self._trainer, alone=self._probe.alone)
-        cost = RoundCost(self._round_cost, partial(self._round_cost, first=True))
-        most = self._strategy.space_rounds(cost, self._trainer.state.max_steps)
-        self._most_rows = {name: min(most, rows) for name, rows in self._most_rows.items()}
+        most = self._strategy.space_rounds(self._round_cost, self._trainer.state.max_steps)
         self._dev_sizes = {name: min(most, rows) for name, rows in self._dev_sizes.items()}
         self._meter = self._probe.meter(self._learner, self._metric, self._probing.reptile)
         if self._strategy.guards and not self._trainer.resumed:
@@ -132,7 +121,6 @@ class ProbeRunner:
             "spread": None if math.isinf(self._spread) else self._spread,
             "streams": [stream.state for stream in self._streams],
             "dev_streams": [stream.state for stream in self._dev_streams],
-            "dev_sizes": list(self._dev_sizes.values()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +129,6 @@ class ProbeRunner:
         self._spread = math.inf if state["spread"] is None else state["spread"]
         restore(self._streams, state["streams"])
         restore(self._dev_streams, state["dev_streams"])
-        self._dev_sizes = dict(zip(self._dev_sizes, state["dev_sizes"], strict=True))
 
     def _run(self) -> Influences:
         chosen = self._choose()
@@ -158,7 +145,6 @@ class ProbeRunner:
         influences = self._measure(chosen, batches, self._dev_streams if chosen else self._open_dev())
         self._spread = influences.spread(self._probe.aggregate) or self._spread
         self._rounds += 1
-        self._resize(influences)
         return influences
 
     def _measure(self, chosen: Sequence[int], batches: Batches, dev: Sequence[RowStream]) -> Influences:
@@ -170,43 +156,26 @@ class ProbeRunner:
         self._trainer.accum_loss_components = components
         return found
 
-    def _resize(self, influences: Influences) -> None:
-        """Let the rows of each target follow from how clear its influences were, by at most a factor of 2."""
-        if self._reliability is None or len(influences.probed) < 2:
-            return
-        enough = influences.enough_rows(self._reliability)
-        for (name, size), wanted in zip(self._dev_sizes.items(), enough.tolist(), strict=True):
-            if name in self._strategy.guards:
-                continue
-            changed = math.ceil(min(max(wanted, size / 2), 2 * size))
-            self._dev_sizes[name] = min(max(changed, LEAST_ROWS), self._most_rows[name])
-
     def _open(self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], use: int) -> list[RowStream]:
         return [
             RowStream(len(rows), partial(rows.text_keys, negatives=negatives[name]), mix(self._seed, use, number))
             for number, (name, rows) in enumerate(datasets.items())
         ]
 
-    def _round_cost(self, most: int, *, first: bool = False) -> float:
+    def _round_cost(self, most: int) -> float:
         """Return the cost of a round in training steps, with at most so many rows of each target."""
         args, probing, possible = self._trainer.args, self._probing, self._strategy.candidates()
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps
         batch = float(np.array(self._batch_sizes)[possible].mean()) / self._world if len(possible) else 0.0
-        dev = sum(min(most, rows) for rows in self._most_rows.values()) / rows_per_step
-        measured = probing.measured(len(possible), first=first)
+        dev = sum(min(most, rows) for rows in self._dev_sizes.values()) / rows_per_step
+        measured = probing.measured(len(possible))
         return self._probe.round_cost(measured, batch / rows_per_step, probing.steps, dev, args.world_size)
 
     def _choose(self) -> list[int]:
-        """Return the datasets to probe: all candidates, or the most urgent if the strategy wants fewer.
-
-        Those that are equally urgent are in random order.
-        """
-        possible, urgency = self._strategy.candidates(), self._strategy.urgency()
-        wanted = self._probing.measured(len(possible), first=self._rounds == 0)
+        """Return the datasets to probe: all candidates, or some at random if the strategy wants fewer."""
+        possible = self._strategy.candidates()
         shuffled = possible[permuted(np.arange(len(possible)), len(possible), mix(self._seed, SUBSET, self._rounds))]
-        if urgency is not None:
-            shuffled = shuffled[np.argsort(-urgency[shuffled], kind="stable")]
-        return sorted(shuffled[:wanted].tolist())
+        return sorted(shuffled[: self._probing.measured(len(possible))].tolist())
 
     def _dev_batches(self, streams: Sequence[RowStream]) -> list[DevBatch]:
         """Draw rows of every dev set, in pieces of at most a training batch, which is known to fit in memory."""

@@ -15,33 +15,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainingArguments
 from torch.utils.data import Sampler
 
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
-from mixfluence.policy.arms import siblings
 from mixfluence.strategies import Strategy
-from mixfluence.training.streams import Batch, PartStream, Rows, RowStream, StreamState, mix, restore, shard, uniform
+from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, restore, shard, uniform
 
 logger = logging.getLogger(__name__)
 
 
-# Rows wanted of each dataset: a batch has rows of one, or of several clusters of one.
-Choice = dict[int, int]
-
-
 class Draw(NamedTuple):
-    """The rows of a batch from one dataset, over all processes, and the state of its stream before the draw.
-
-    `wanted` is how many rows were asked for; there may be fewer without conflicts.
-    """
+    """One batch: its dataset, its rows over all processes, and the state of its stream before the draw."""
 
     dataset: int
     rows: int
-    wanted: int
     before: StreamState
 
 
@@ -50,9 +40,6 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     `weights` is called before every draw with the fraction of the run's batches already drawn. Batch sizes are over
     all processes: all draw the same dataset, and each keeps its shard of the rows.
-
-    Datasets that have the same number in `groups` are clusters of one dataset: a batch then has rows of all of them,
-    in proportion to their weights, up to the number in `group_sizes`, by default the largest batch.
     """
 
     def __init__(
@@ -67,8 +54,6 @@ class MixtureBatchSampler(Sampler[list[int]]):
         max_epochs: float | None = None,
         rank: int = 0,
         world: int = 1,
-        groups: NDArray[np.int64] | None = None,
-        group_sizes: Sequence[int] | None = None,
     ) -> None:
         self._streams = streams
         self._weights = weights
@@ -77,14 +62,12 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self._total_draws = draws_per_epoch * epochs
         self._seed = seed
         self._rank, self._world = rank, world
-        self._groups = groups
-        self._group_sizes = group_sizes or [max(batch_sizes)] * len(streams)
         sizes = np.array([stream.size for stream in streams], np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._row_limits = None if max_epochs is None else np.floor(max_epochs * sizes)
         self.rows_drawn = np.zeros(len(streams), np.int64)
-        self._pending: deque[list[Draw]] = deque()
-        self._replay: deque[Choice] = deque()
+        self._pending: deque[Draw] = deque()
+        self._replay: deque[int] = deque()
         self._trained = 0
         self._skip = 0
         if self._row_limits is not None:
@@ -107,11 +90,11 @@ class MixtureBatchSampler(Sampler[list[int]]):
 
     @property
     def drawn_ahead(self) -> list[int]:
-        """Datasets of the batches that were drawn but not trained on yet; of several clusters, the first."""
-        return [draws[0].dataset for draws in self._pending]
+        """Datasets of the batches that were drawn but not trained on yet."""
+        return [draw.dataset for draw in self._pending]
 
-    def pop_trained(self) -> list[Draw]:
-        """Remove and return what the oldest pending batch consists of, which has just been trained on."""
+    def pop_trained(self) -> Draw:
+        """Remove and return the oldest pending draw, whose batch has just been trained on."""
         self._trained += 1
         return self._pending.popleft()
 
@@ -128,15 +111,14 @@ class MixtureBatchSampler(Sampler[list[int]]):
         """Return the state as of the last batch trained on, as JSON values."""
         states = {dataset: stream.state for dataset, stream in enumerate(self._streams)}
         rows_drawn = self.rows_drawn.copy()
-        for draw in (draw for draws in reversed(self._pending) for draw in draws):
+        for draw in reversed(self._pending):
             states[draw.dataset] = draw.before
             rows_drawn[draw.dataset] -= draw.rows
-        ahead = [[(draw.dataset, draw.wanted) for draw in draws] for draws in self._pending]
         return {
             "trained": self._trained,
             "streams": list(states.values()),
             "rows_drawn": rows_drawn.tolist(),
-            "drawn_ahead": self.drawn_ahead if self._groups is None else ahead,
+            "drawn_ahead": self.drawn_ahead,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,69 +127,23 @@ class MixtureBatchSampler(Sampler[list[int]]):
         self.rows_drawn[:] = state["rows_drawn"]
         self._trained = state["trained"]
         self._pending.clear()
-        self._replay = deque(
-            {ahead: int(self._batch_sizes[ahead])} if isinstance(ahead, int) else dict(ahead)
-            for ahead in state["drawn_ahead"]
-        )
+        self._replay = deque(state["drawn_ahead"])
         self._skip = self._trained % self._draws_per_epoch
 
     def _draw(self) -> list[int]:
-        choice = self._replay.popleft() if self._replay else self._choose()
-        draws, rows = self._take(choice)
-        self._pending.append(draws)
-        for draw in draws:
-            self.rows_drawn[draw.dataset] += draw.rows
-        mine: list[int] = shard(rows, self._rank, self._world).tolist()
+        dataset = self._replay.popleft() if self._replay else self._choose()
+        stream = self._streams[dataset]
+        before = stream.state
+        rows = stream.take(int(self._batch_sizes[dataset]), self._world)
+        self._pending.append(Draw(dataset, len(rows), before))
+        self.rows_drawn[dataset] += len(rows)
+        mine: list[int] = (self._offsets[dataset] + shard(rows, self._rank, self._world)).tolist()
         return mine
 
-    def _choose(self) -> Choice:
-        probabilities, number = self.probabilities(), self._trained + len(self._pending)
-        edges = np.cumsum(probabilities)
-        chosen = int(np.searchsorted(edges, uniform(self._seed, number) * edges[-1], side="right"))
-        if self._groups is None:
-            return {chosen: int(self._batch_sizes[chosen])}
-        own = np.flatnonzero(self._groups == self._groups[chosen])
-        most = self._batch_sizes[own]
-        if self._row_limits is not None:
-            most = np.minimum(most, self._row_limits[own] - self.rows_drawn[own])
-        shares = probabilities[own] / probabilities[own].sum()
-        size = int(min(self._group_sizes[chosen], self._batch_sizes[own].sum()))
-        wanted = _apportion(shares, size, uniform(self._seed, number, 1))
-        counts = np.minimum(wanted, most).astype(np.int64).tolist()
-        choice = {dataset: count for dataset, count in zip(own.tolist(), counts, strict=True) if count > 0}
-        return choice or {chosen: int(self._batch_sizes[chosen])}
-
-    def _take(self, choice: Choice) -> tuple[list[Draw], Rows]:
-        """Return the rows of a batch, numbered through all datasets, and where they are from."""
-        before = {dataset: self._streams[dataset].state for dataset in choice}
-        taken: dict[int, Rows] = {}
-        if len(choice) == 1:
-            ((dataset, count),) = choice.items()
-            taken[dataset] = self._streams[dataset].take(count, self._world)
-        else:
-            batch = None
-            for dataset, count in choice.items():
-                batch = self._streams[dataset].fill(Batch(count, batch))
-                taken[dataset] = np.array(batch.rows, np.int64)
-            self._give_back_surplus(taken)
-        draws = [Draw(dataset, len(rows), choice[dataset], before[dataset]) for dataset, rows in taken.items()]
-        return draws, np.concatenate([self._offsets[dataset] + rows for dataset, rows in taken.items()])
-
-    def _give_back_surplus(self, taken: dict[int, Rows]) -> None:
-        """Cut a batch of several datasets to a multiple of the processes."""
-        total = sum(map(len, taken.values()))
-        surplus = total % self._world if total >= self._world else 0
-        for dataset in reversed(taken):
-            kept = max(0, len(taken[dataset]) - surplus)
-            surplus -= len(taken[dataset]) - kept
-            self._streams[dataset].give_back(taken[dataset][kept:])
-            taken[dataset] = taken[dataset][:kept]
-
-
-def _apportion(shares: Vector, count: int, offset: float) -> NDArray[np.int64]:
-    """Return whole numbers that sum to `count` and are the shares of it on average over offsets in [0, 1)."""
-    edges = np.append(np.cumsum(shares[:-1]) * count, count)
-    return np.diff(np.floor(edges + offset), prepend=0.0).astype(np.int64)
+    def _choose(self) -> int:
+        edges = np.cumsum(self.probabilities())
+        number = uniform(self._seed, self._trained + len(self._pending))
+        return int(np.searchsorted(edges, number * edges[-1], side="right"))
 
 
 def build_sampler(
@@ -223,7 +159,6 @@ def build_sampler(
     Without `max_steps`, an epoch has as many batches as all rows would fill.
     """
     seed = data_seed(args)
-    mixes_clusters = strategy.division is not None and strategy.division.batches == "dataset"
     sizes = batch_sizes(wanted, args.world_size, tokenised)
     streams: list[RowStream] = []
     for number, (name, rows) in enumerate(tokenised.items(), 1):
@@ -248,8 +183,6 @@ def build_sampler(
         max_epochs=strategy.max_epochs,
         rank=args.process_index,
         world=args.world_size,
-        groups=siblings(tokenised) if mixes_clusters else None,
-        group_sizes=[wanted[name] * args.world_size for name in tokenised],
     )
 
 

@@ -98,14 +98,10 @@ class RowStream:
         """Return `count` rows without conflicts, or as many as can be found, cut to a multiple of `multiple`."""
         rows = self._take(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
-            self.give_back(rows[len(rows) - surplus :])
+            position, waiting = self.state
+            self.state = StreamState(position, (*rows[len(rows) - surplus :].tolist(), *waiting))
             rows = rows[: len(rows) - surplus]
         return rows
-
-    def give_back(self, rows: Rows) -> None:
-        """Let rows that were taken last come first in the next batch."""
-        position, waiting = self.state
-        self.state = StreamState(position, (*rows.tolist(), *waiting))
 
     def _take(self, count: int) -> Rows:
         # Commonly none of the next rows conflict.
@@ -113,13 +109,13 @@ class RowStream:
         wanted = max(count - len(waiting), 0)
         rows = np.concatenate([np.array(waiting, np.int64), self._shuffled(position, wanted)])
         if _any_conflict(self._text_keys(rows[:count])):
-            return np.array(self.fill(Batch(count)).rows, np.int64)
+            return self._take_carefully(count)
         self.state = StreamState(position + wanted, tuple(rows[count:].tolist()))
         return rows[:count]
 
-    def fill(self, batch: Batch) -> Batch:
-        """Add rows one by one until the batch has enough or too many wait; return it."""
-        count = batch.count
+    def _take_carefully(self, count: int) -> Rows:
+        """Accept rows one by one, and postpone those that conflict."""
+        batch = Batch(count)
         position, waiting = self.state
         rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
         patience = max(4 * count, min(self.size, LOOKAHEAD))
@@ -129,7 +125,7 @@ class RowStream:
             # Rows left over when the batch is full are read again later instead of waiting.
             position += wanted - len(batch.add(candidates, self._text_keys(candidates)))
         self.state = StreamState(position, (*batch.postponed, *rest))
-        return batch
+        return np.array(batch.rows, np.int64)
 
     def _shuffled(self, start: int, count: int) -> Rows:
         first = start - self._block_start
@@ -179,17 +175,14 @@ class PartStream(RowStream):
 
 
 class Batch:
-    """Up to `count` rows without conflicts, and the rows that were postponed.
+    """Up to `count` rows without conflicts, and the rows that were postponed."""
 
-    With `beside`, rows do not conflict with that batch either, nor with those beside which it was filled.
-    """
-
-    def __init__(self, count: int, beside: Batch | None = None) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
         self.rows: list[int] = []
         self.postponed: list[int] = []
-        self._texts: set[int] = beside._texts if beside else set()
-        self._answers: set[int] = beside._answers if beside else set()
+        self._texts: set[int] = set()
+        self._answers: set[int] = set()
 
     def add(self, candidates: Rows, keys: NDArray[np.uint64]) -> list[int]:
         """Accept or postpone candidates until the batch has `count` rows; return the rest."""

@@ -160,7 +160,7 @@ class MixtureMixin(ShardedMixin):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader over the token cache, in the order the strategy decides."""
         tokenised = self.tokenised
-        negatives = negatives_per_row(tokenised, self.num_negatives, self.strategy.division)
+        negatives = negatives_per_row(tokenised, self.num_negatives)
         rows = MixtureRows(tokenised, negatives)
         prepare = partial(collate, name_datasets=isinstance(self.loss, dict), packing=self._learn_packing(rows))
         parts = {name: rows.parts for name, rows in self.mixture.items()}
@@ -212,11 +212,10 @@ class MixtureMixin(ShardedMixin):
         return None if found is None else self._named(found)
 
     def describe_datasets(self) -> dict[str, dict[str, Any]]:
-        """Return the rows, distinct positives and rows per batch of each dataset, and typical terms of a cluster."""
+        """Return the rows, distinct positives and rows per batch of each dataset."""
         sizes = batch_sizes(self.batch_sizes, self.args.world_size, self.tokenised)
         return {
             name: {"rows": len(rows), "distinct_positives": rows.distinct_positives, "batch_size": sizes[name]}
-            | ({"terms": list(terms)} if (terms := self.mixture[name].terms) else {})
             for name, rows in self.tokenised.items()
         }
 
