@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mixfluence import MixfluenceError, RecipeError
 from mixfluence.sweep import State, describe_jobs, run_jobs
 from reproduction.cells import Cell, build_cells, missing_files
 from reproduction.findings import Findings, find
-from reproduction.package import MixfluenceError, RecipeError, write_text
 from reproduction.schema import load_setting, load_study, study_names
 from reproduction.trajectories import trajectory_lines, write_figure
 
@@ -89,8 +89,9 @@ def _show(found: Findings, folder: Path) -> None:
     for note in found.notes:
         console.print(note, style="dim", markup=False, highlight=False)
     study = found.results.study
-    write_text(folder / f"{study.name}.md", found.to_markdown())
-    write_text(folder / f"{study.name}.json", found.to_json())
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{study.name}.md").write_text(found.to_markdown(), encoding="utf-8")
+    (folder / f"{study.name}.json").write_text(found.to_json(), encoding="utf-8")
     logger.info("wrote %s and .json", folder / f"{study.name}.md")
     lines = trajectory_lines(found.results.outcomes) if "trajectories" in study.views else []
     if not lines:

@@ -11,11 +11,12 @@ from typing import Any
 
 import yaml
 
+from mixfluence import RecipeError, SourceSection
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.sweep import PYTHON, Job, folder_name
 from reproduction.derived import Derivation, derive
-from reproduction.package import BM25, RecipeError, Source
+from reproduction.reference import BM25
 from reproduction.schema import FOLDER, Place, Row, Setting, Study, load_setting
 
 RECIPES = FOLDER / "recipes"
@@ -177,7 +178,7 @@ def _narrow(recipe: Recipe, only: str | None, target: str | None) -> Recipe:
     return recipe.model_copy(update=updates)
 
 
-def _only(sources: Mapping[str, Source], name: str, section: str) -> dict[str, Source]:
+def _only(sources: Mapping[str, SourceSection], name: str, section: str) -> dict[str, SourceSection]:
     if name not in sources:
         raise RecipeError(f"{section}: no set {name!r}; choose from {', '.join(sources)}")
     return {name: sources[name]}
@@ -186,7 +187,7 @@ def _only(sources: Mapping[str, Source], name: str, section: str) -> dict[str, S
 def move(recipe: Recipe, data: Path | None) -> Recipe:
     """Return the recipe with another folder in place of `data`, if given."""
 
-    def moved(source: Source) -> Source:
+    def moved(source: SourceSection) -> SourceSection:
         path: Path | None = getattr(source, "path", None)
         if data is None or path is None or path.parts[:1] != (DATA,):
             return source

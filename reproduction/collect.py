@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.runs import RECORD_FILE, WEIGHTS_FILE, read_record
-from reproduction.package import read_weights
 
 
 def line_of(run: Path) -> dict[str, Any]:
     """Return the line of a run; a model that was only tested has no steps, mixture or seconds."""
     record = read_record(run / RECORD_FILE)
-    weights = read_weights(run / WEIGHTS_FILE) if (run / WEIGHTS_FILE).exists() else {}
+    weights = json.loads((run / WEIGHTS_FILE).read_text(encoding="utf-8")) if (run / WEIGHTS_FILE).exists() else {}
     return {
         "setting": run.parts[-3],
         "row": run.parts[-2],

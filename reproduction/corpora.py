@@ -23,10 +23,12 @@ from typing import Any
 
 from scipy.stats import spearmanr, ttest_1samp
 
+import mixfluence
+from mixfluence.adapt import kinds_of_pairs
+from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.runs import MEASURE, read_run
 from reproduction.english.table import interval
 from reproduction.guided import IDENTITY, result_of
-from reproduction.package import kinds_of_pairs, train_recipe
 from reproduction.schema import FOLDER
 from reproduction.workers import Job, read_lines, run_jobs
 
@@ -85,7 +87,7 @@ def main() -> None:
 
 def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:
     """Train a job and return its result, with the influences of each round and the scores of start and BM25."""
-    train_recipe(recipe_of(job, folder, options))
+    mixfluence.run(recipe_of(job, folder, options))
     found = read_run(folder)
     rounds = [line["update"]["influence"] for line in found.trace if "influence" in line.get("update", {})]
     references = {name: fmean(own.mean(MEASURE) for own in found.references[name].values()) for name in REFERENCES}
@@ -94,8 +96,6 @@ def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:
 
 def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
     """Return the recipe of a job."""
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
-
     path = find_recipe("english13")
     target, pool = job["setting"].split()
     corpus = Path(options.data, "english", target, "corpus.jsonl")

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+import mixfluence
+from mixfluence import RecipeError, SourceSection
 from mixfluence.recipe import Recipe
 from mixfluence.recipe_yaml import dump_recipe, load_recipe
-from reproduction.package import RecipeError, Source, read_rows, read_task, replacing
 
 NEGATIVES = 8
 # The first rows of a set get scores. The others are trained on without, like some of BGE-M3's.
@@ -40,7 +41,7 @@ class Derivation:
     """
 
     path: Path
-    sources: tuple[Source, ...]
+    sources: tuple[SourceSection, ...]
     seed: int | None = None
 
     def write(self) -> None:
@@ -48,8 +49,11 @@ class Derivation:
         if self.path.exists():
             return
         rows = _scored(self.sources[0]) if self.seed is None else _drawn(self.sources, self.seed)
-        with replacing(self.path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".unfinished")
+        with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        temporary.replace(self.path)
 
 
 def derive(recipe: Recipe, folder: Path, *, resampled: bool, teacher: bool) -> tuple[Recipe, tuple[Derivation, ...]]:
@@ -88,7 +92,7 @@ def derive(recipe: Recipe, folder: Path, *, resampled: bool, teacher: bool) -> t
     return derived, tuple(file for files in made.values() for file in files.values())
 
 
-def _path(folder: Path, kind: str, name: str, sources: Sequence[Source]) -> Path:
+def _path(folder: Path, kind: str, name: str, sources: Sequence[SourceSection]) -> Path:
     parts = [source.model_dump_json() for source in sources]
     return folder / kind / f"{name}-{xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())[:8]}.jsonl"
 
@@ -102,9 +106,9 @@ def _pairs(file: Derivation) -> dict[str, str]:
     }
 
 
-def _drawn(sources: Sequence[Source], seed: int) -> Iterator[dict[str, Any]]:
+def _drawn(sources: Sequence[SourceSection], seed: int) -> Iterator[dict[str, Any]]:
     """Yield as many rows as the first source has, drawn from all sources without replacement."""
-    sets = [read_rows(source).rows for source in sources]
+    sets = [mixfluence.read_rows(source).rows for source in sources]
     places = [(rows, place) for rows in sets for place in range(len(rows))]
     for chosen in sorted(random.Random(seed).sample(range(len(places)), len(sets[0]))):
         rows, place = places[chosen]
@@ -115,7 +119,7 @@ def _drawn(sources: Sequence[Source], seed: int) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _scored(source: Source) -> Iterator[dict[str, Any]]:
+def _scored(source: SourceSection) -> Iterator[dict[str, Any]]:
     """Yield rows with the passages that BM25 ranks highest as negatives, judged ones excluded, and its scores.
 
     Scores are standardised over the passages of a row, so that their softmax is neither flat nor one-hot.
@@ -124,7 +128,7 @@ def _scored(source: Source) -> Iterator[dict[str, Any]]:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import bm25s
 
-    task = read_task(source)
+    task = mixfluence.read_task("task", source)
     passages = dict(zip(task.doc_ids, task.docs, strict=True))
     judged = {
         query: {passages[doc] for doc in task.qrels[id]}
@@ -133,7 +137,7 @@ def _scored(source: Source) -> Iterator[dict[str, Any]]:
     places = {text: place for place, text in enumerate(task.docs)}
     index = bm25s.BM25()
     index.index([trigrams(text) for text in task.docs], show_progress=False)
-    for number, row in enumerate(read_rows(source).rows):
+    for number, row in enumerate(mixfluence.read_rows(source).rows):
         query, positive = row["anchor"], row["positive"]
         if number >= MOST_SCORED:
             yield {"query": query, "pos": [positive], "neg": []}

@@ -22,11 +22,13 @@ from typing import Any
 import yaml
 from scipy.stats import ttest_1samp
 
+import mixfluence
+from mixfluence.recipe_yaml import find_recipe, load_recipe
+from mixfluence.runs import MEASURE, MODEL_FOLDER, Stopwatch, read_run
 from reproduction.english.study import JOINT, SINGLE
 from reproduction.english.table import interval
-from reproduction.package import merge_and_score, peak_memory, score_model, train_recipe
 from reproduction.schema import FOLDER
-from reproduction.workers import Job, read_lines, run_jobs
+from reproduction.workers import Job, peak_memory, read_lines, run_jobs
 
 RESULTS = FOLDER / "guided" / "runs.jsonl"
 # Targets and pool: the targets' own training sets are in it or out of it; 13 languages start uniformly or from the
@@ -152,22 +154,25 @@ def result_of_job(job: Job, folder: Path, options: argparse.Namespace) -> Job:
     """Train a job, or the runs that it merges, and return its result."""
     if MERGE_OF not in job["strategy"]:
         recipe = recipe_of(job, folder, options)
-        train_recipe(recipe)
+        mixfluence.run(recipe)
         return result_of(folder)
     results, folders = [], []
     for number, strategy in enumerate(job["strategy"][MERGE_OF]):
         folders.append(folder / f"run-{number}")
         recipe = recipe_of({**job, "strategy": strategy}, folders[-1], options)
-        train_recipe(recipe)
+        mixfluence.run(recipe)
         results.append(result_of(folders[-1]))
-    scores, weights, spent = merge_and_score(folders, recipe, folder / "merged")
+    watch = Stopwatch()
+    with watch("merge"):
+        merged = mixfluence.merge_runs(
+            [read_run(own) for own in folders], mixfluence.Merge(), recipe, folder / "merged"
+        )
     seconds = {part: sum(result["seconds"].get(part, 0) for result in results) for part in results[0]["seconds"]}
-    return {"scores": scores, "weights": weights, "seconds": seconds | {"probe": seconds["probe"] + spent}}
+    seconds["probe"] += watch.seconds["merge"]
+    return {"scores": score_model(recipe, folder / "merged"), "weights": merged.weights, "seconds": seconds}
 
 
 def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
-
     target, start = job["setting"].split()
     strategy = dict(job["strategy"])
     languages = target == "languages"
@@ -199,8 +204,6 @@ def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
 
 def result_of(folder: Path) -> Job:
     """Return what a line keeps of a run; scores are of test, or of the dev halves that did not guide."""
-    from mixfluence.runs import read_run
-
     found = read_run(folder)
     scores = {name: summary["ndcg@10"] for name, summary in found.record["scores"].items()}
     states = sorted(folder.glob("checkpoints/*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
@@ -215,6 +218,15 @@ def result_of(folder: Path) -> Job:
     for part, spent in found.record["seconds"].items():
         seconds["stages" if part.startswith("stage ") else part] += spent
     return {"scores": scores, "weights": found.weights, "seconds": seconds}
+
+
+def score_model(recipe: Any, folder: Path) -> dict[str, float]:
+    """Return NDCG@10 of the model in a run folder, on the test sets or, if there are none, as checkpoints are."""
+    data = mixfluence.read_data(recipe)
+    saved = recipe.model.model_copy(update={"name": str(folder / MODEL_FOLDER), "revision": None})
+    model, size = mixfluence.load_encoder(**saved.model_dump()), recipe.evaluation.batch_size
+    tasks = list(data.test.values()) or data.selection
+    return {task.name: mixfluence.evaluate(model, task, batch_size=size).mean(MEASURE) for task in tasks}
 
 
 def scores_of(line: Job) -> dict[str, float]:

@@ -20,13 +20,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import mixfluence
+from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.runs import read_run
 from reproduction.corpora import GUIDED, UNIFORM
 from reproduction.english.table import interval
 from reproduction.guided import IDENTITY, result_of
-from reproduction.package import BM25, peak_memory, run_untrained, train_recipe
+from reproduction.reference import BM25, test_untrained
 from reproduction.schema import FOLDER
-from reproduction.workers import Job, read_lines, run_jobs
+from reproduction.workers import Job, peak_memory, read_lines, run_jobs
 
 RESULTS = FOLDER / "kinds" / "runs.jsonl"
 TARGET = "covidqa"
@@ -115,17 +117,15 @@ def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:
     """Train or test a job and return its result."""
     recipe = recipe_of(job, folder, options)
     if job["method"] in {START, BM25}:
-        run_untrained(recipe, job["method"])
+        test_untrained(recipe, job["method"])
         scores = {TARGET: read_run(folder).record["scores"][TARGET]["ndcg@10"]}
         return {"scores": scores, "memory": peak_memory()}
-    train_recipe(recipe)
+    mixfluence.run(recipe)
     return {**result_of(folder), "memory": peak_memory()}
 
 
 def recipe_of(job: Job, folder: Path, options: argparse.Namespace) -> Any:
     """Return the recipe of a job."""
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
-
     kind, steps = job["setting"], options.steps
     changes = [
         f"defaults.path={options.data}/english/{{name}}",

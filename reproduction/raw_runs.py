@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from reproduction.package import scores_by_query, train_recipe
+import mixfluence
+from mixfluence.recipe_yaml import find_recipe, load_recipe
+from mixfluence.runs import read_run
 from reproduction.schema import FOLDER
 from reproduction.workers import Job, read_lines, run_jobs
 
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
 def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:
     """Train a job and return its results."""
     recipe = recipe_of(options, job, folder)
-    train_recipe(recipe)
+    mixfluence.run(recipe)
     return {
         "recipe": read_groups()[job["group"]]["recipe"],
         "sampler": job["strategy"]["name"],
@@ -89,8 +91,6 @@ def queries_of(job: Job, out: Path) -> Path:
 
 def recipe_of(options: argparse.Namespace, job: Job, folder: Path, *, files_may_be_missing: bool = False) -> Any:
     """Return the recipe of a job."""
-    from mixfluence.recipe_yaml import find_recipe, load_recipe
-
     group = read_groups()[job["group"]]
     own = FOLDER / "recipes" / f"{group['recipe']}.yaml"
     path = own if own.exists() else find_recipe(group["recipe"])
@@ -124,12 +124,10 @@ def recipe_of(options: argparse.Namespace, job: Job, folder: Path, *, files_may_
 
 def result_of(folder: Path, queries: Path) -> Job:
     """Return the scores, weights and seconds of a run, and write the NDCG@10 of each query in the order of ids."""
-    from mixfluence.runs import read_run
-
     found = read_run(folder)
     line: Job = {"test": {name: summary["ndcg@10"] for name, summary in found.record["scores"].items()}}
     if line["test"]:
-        scores = {name: scores_by_query(folder / "eval" / f"{name}.jsonl") for name in line["test"]}
+        scores = {name: own.per_query for name, own in found.scores.items()}
         queries.parent.mkdir(parents=True, exist_ok=True)
         arrays = {
             name: np.array([own[query]["ndcg@10"] for query in sorted(own)], np.float32)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
+from mixfluence.evaluation.significance import average_difference, bootstrap_interval, holm, t_test
 from mixfluence.runs import Score
-from reproduction.package import average_difference, bootstrap_interval, holm, t_test
 from reproduction.raw_runs import RESULTS, collect, jobs_of, queries_of, run
 from reproduction.tables import Table, bold, points
 from reproduction.workers import Job as Line

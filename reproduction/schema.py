@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from reproduction.package import RecipeError
+from mixfluence import RecipeError
 
 FOLDER = Path(__file__).parent
 STUDIES, SETTINGS = FOLDER / "studies", FOLDER / "settings"

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.preprocessing import normalize
 
+import mixfluence
 from reproduction.cells import load, move
-from reproduction.package import Source, embed_rows
 from reproduction.schema import load_setting
 
 
@@ -27,8 +29,12 @@ def main() -> None:
     options = parser.parse_args()
     recipe = move(load(load_setting(options.setting)), options.data)
 
-    def direction(source: Source) -> NDArray[np.float32]:
-        mean = embed_rows(recipe, source, options.rows).mean(axis=0)
+    encoder: Any = mixfluence.load_encoder(**recipe.model.model_dump())
+
+    def direction(source: mixfluence.SourceSection) -> NDArray[np.float32]:
+        rows = mixfluence.read_rows(source).sample(options.rows).rows
+        sides = [encoder.encode_query(rows["anchor"]), encoder.encode_document(rows["positive"])]
+        mean = normalize(np.sum([normalize(vectors) for vectors in sides], axis=0)).mean(axis=0)
         return np.asarray(mean / np.linalg.norm(mean))
 
     train = {name: direction(source) for name, source in recipe.train.items()}

@@ -6,6 +6,7 @@ skipped, so the same command continues. Processes end with the one that started 
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -24,6 +25,22 @@ Perform = Callable[[Job, Path], Job]
 def read_lines(path: Path) -> list[Job]:
     """Return the results in a file; none if it does not exist."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def peak_memory() -> float | None:
+    """Return the most GiB of GPU memory that tensors of this process took since the last call; None without a GPU.
+
+    What nothing refers to any more, such as the graphs of a finished run, is freed, so that it does not count again.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return round(peak, 2)
 
 
 def run_jobs(

@@ -31,7 +31,7 @@ LARGE = 2**31
 OTHER_TRAINERS = ("SparseMixtureTrainer", "MultiVectorMixtureTrainer", "RerankerMixtureTrainer")
 GROUPS = (
     ("Training", ("MixtureTrainer", *OTHER_TRAINERS, "info_nce", "group_losses", "load_encoder", "Mixture")),
-    ("Recipes and runs", ("load_recipe", "Recipe", "run", "read_run", "Run")),
+    ("Recipes and runs", ("load_recipe", "Recipe", "read_data", "run", "read_run", "Run", "merge_runs")),
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
     ("Update rules", ("Fair", "Anchored", "PolicyGradient")),

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import model_validator
 
-from reproduction.package import DataError
+from mixfluence import DataError
 from reproduction.schema import Strict
 
 FOLDER = Path(__file__).parent

@@ -2,11 +2,14 @@ from .clustering import partition as partition
 from .data.formats import read_rows as read_rows
 from .data.formats import read_task as read_task
 from .data.mixture import Mixture as Mixture
+from .data.reading import read_data as read_data
+from .data.source import SourceSection as SourceSection
 from .encoders import load_encoder as load_encoder
 from .errors import DataError as DataError
 from .errors import MixfluenceError as MixfluenceError
 from .errors import RecipeError as RecipeError
 from .evaluation.retrieval import evaluate as evaluate
+from .evaluation.retrieval import evaluate_bm25 as evaluate_bm25
 from .experiment import run as run
 from .influence import Alignment as Alignment
 from .influence import Metric as Metric
@@ -16,6 +19,7 @@ from .influence import Reptile as Reptile
 from .influence import distillation_metric as distillation_metric
 from .influence import info_nce_metric as info_nce_metric
 from .influence import soft_ndcg_metric as soft_ndcg_metric
+from .merging import merge_runs as merge_runs
 from .policy import UNIFORM as UNIFORM
 from .policy import Anchored as Anchored
 from .policy import Fair as Fair

@@ -75,11 +75,6 @@ def evaluate_tasks(
     return scores
 
 
-def evaluate_bm25(tasks: Mapping[str, RetrievalSet]) -> dict[str, Evaluation]:
-    """Score BM25 on retrieval tasks: the row every table of dense retrievers should have."""
-    return {name: score_task(task, rank_bm25(task)) for name, task in tasks.items()}
-
-
 def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder: Path) -> None:
     """Rank the first rows of each dev set and write `<folder>/<dataset>.jsonl`.
 

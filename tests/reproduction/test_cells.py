@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from mixfluence import RecipeError, read_rows
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.pairs import PairsSource
 from reproduction.cells import Cell, build_cells, missing_files
 from reproduction.derived import NEGATIVES, trigrams
-from reproduction.package import RecipeError, read_rows
 from reproduction.schema import load_study
 from tests.reproduction.conftest import WriteStudy
 

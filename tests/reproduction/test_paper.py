@@ -12,8 +12,8 @@ import statistics
 
 import pytest
 
+from mixfluence import DataError
 from mixfluence.data.bge_m3 import published_sources
-from reproduction.package import DataError
 from reproduction.paper import PaperRow, PaperTable, read_table, table_names
 
 NAMES = [

@@ -67,14 +67,15 @@ def evaluate(
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
+    from mixfluence.evaluation.retrieval import evaluate_bm25
     from mixfluence.report.tables import score_table
     from mixfluence.runs import EVAL_FOLDER, MODEL_FOLDER, run_labels, write_test
-    from mixfluence.testing import evaluate_bm25, evaluate_tasks
+    from mixfluence.testing import evaluate_tasks
 
     tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
     rows = {}
     if bm25:
-        rows["BM25"] = evaluate_bm25(tasks)
+        rows["BM25"] = {name: evaluate_bm25(task) for name, task in tasks.items()}
     for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
         run_model = Path(system) / MODEL_FOLDER
         path = str(run_model) if run_model.is_dir() else system

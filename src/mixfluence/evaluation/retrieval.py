@@ -68,6 +68,11 @@ def rank_bm25(task: RetrievalSet, k: int = 100) -> dict[str, Ranking]:
     return _matching(build_rankings(task, search_bm25(task, k + 1), k))
 
 
+def evaluate_bm25(task: RetrievalSet) -> Evaluation:
+    """Score BM25 on a task, as `evaluate` does a model: the row every table of dense retrievers should have."""
+    return score_task(task, rank_bm25(task))
+
+
 def fuse(*rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
     """Return the reciprocal rank fusion of several rankings of the same queries."""
     fused: dict[str, Ranking] = {}
