@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
-# A stage trained against a reference model: a forward pass of both without dropout, and the reference's parameters.
-AGAINST_COST, AGAINST_MEMORY = 1 + 2 * FORWARD, 1.0
+# Parameters of the reference model that a stage is trained against.
+AGAINST_MEMORY = 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
@@ -200,7 +200,7 @@ def _plan_stage(
         # The start and each expert of a linear model are encoded once, and there are as many as stages.
         encoded = min(1.0, len(recipe.strategy.stages(recipe)) / stage.steps) if is_linear_here(recipe.model) else 1.0
         return StagePlan(stage.name, stage.steps, encoded * _scoring_cost(recipe, guides), merges=True)
-    step_cost, memory = (AGAINST_COST, AGAINST_MEMORY) if stage.against else (float(not stage.reused), 0.0)
+    step_cost, memory = 0.0 if stage.reused else stage.step_cost, AGAINST_MEMORY if stage.against else 0.0
     probing = strategy.probing
     if probing is None:
         scoring_cost = _scoring_cost(recipe, guides) if stage.scored else 0.0

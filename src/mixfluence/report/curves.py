@@ -164,7 +164,7 @@ def step_equivalents(run: Run) -> float:
     traces, work = {**run.stages, FINAL: run.trace}, 0.0
     for stage in run.recipe.strategy.stages(run.recipe):
         trace = traces.get(stage.name) or [{"step": 0}]
-        steps, step_cost = trace[-1]["step"], 1 + FORWARD if stage.against else 1
+        steps, step_cost = trace[-1]["step"], stage.step_cost
         if stage.merges:
             steps, step_cost = run.record.get("encodings", steps), scored
         work += steps * step_cost + (scored if stage.scored else 0)

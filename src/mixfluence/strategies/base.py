@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probing
+from mixfluence.influence.settings import FORWARD
 from mixfluence.policy import Vector
 from mixfluence.runs import RECORD_FILE
 from mixfluence.schema import Positive, Section
@@ -55,6 +56,11 @@ class Stage:
     def reused(self) -> bool:
         """Whether an earlier run has finished this stage, so that nothing is trained."""
         return self.reuse is not None and (self.reuse / RECORD_FILE).exists()
+
+    @property
+    def step_cost(self) -> float:
+        """Cost of a step in plain training steps; with a reference, it and the model also run without dropout."""
+        return 1 + 2 * FORWARD if self.against else 1.0
 
     def warmup_steps(self, training: TrainingSection) -> int:
         """Return the steps of warm-up: the same share of the stage as of the run, if the stage is shorter."""
