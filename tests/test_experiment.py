@@ -156,7 +156,7 @@ def test_every_kind_of_model_is_trained_selected_and_tested(recipe_path: Path, m
     values["strategy"] = {"name": "inf-dds", "update_every": 4, "warmup_steps": 4, "inner_steps": 1}
     recipe_path.write_text(yaml.safe_dump(values), encoding="utf-8")
     recipe = load_recipe(recipe_path)
-    assert plan_run(recipe).absent == []
+    assert plan_run(recipe).checked.absent == []
     scores = run(recipe)
     saved = recipe.output / "model"
     again = load_encoder(str(saved), kind=recipe.model.kind, device="cpu")
@@ -172,7 +172,7 @@ def test_a_plan_without_the_test_data_tries_the_adapter(recipe_path: Path) -> No
         lora = f"model.lora={{rank: 2, targets: {targets}}}"
         recipe = load_recipe(recipe_path, [*changes, lora], files_may_be_missing=True)
         if right:
-            assert plan_run(recipe).absent == ["test.far"]
+            assert plan_run(recipe).checked.absent == ["test.far"]
         else:
             with pytest.raises(RecipeError, match=r"^model\.lora: "):
                 plan_run(recipe)

@@ -332,7 +332,7 @@ def test_a_plan_tries_what_comes_after_training(recipe_path: Path) -> None:
 
 def test_absent_data_is_said_to_be_absent(tmp_path: Path) -> None:
     plan = planned(tmp_path)
-    assert plan.absent == ["train.a", "train.b", "train.c", "dev.x", "dev.y"]
+    assert plan.checked.absent == ["train.a", "train.b", "train.c", "dev.x", "dev.y"]
     assert "train.a, train.b, train.c and 2 more: not on this machine" in shown(plan)
 
 
@@ -345,13 +345,13 @@ def test_clusters_have_no_share_of_a_dataset(tmp_path: Path) -> None:
     plan = planned(tmp_path, "strategy=crisp")
     assert [(dataset.share, dataset.epochs) for dataset in plan.datasets] == [(None, None)] * 3
     assert "from encodings" in shown(plan)
-    assert plan.encodings["encoding"][1] == "encodes 2,152 rows with nowhere/model before training"
+    assert plan.checked.encodings["encoding"][1] == "encodes 2,152 rows with nowhere/model before training"
 
 
 @pytest.mark.slow
 def test_a_plan_times_the_encoding_before_training(recipe_path: Path) -> None:
     plan = plan_run(load_recipe(recipe_path, ["strategy={name: crisp, encoder: wordllama}"]))
-    (_, encoding) = plan.encodings["encoding"]
+    (_, encoding) = plan.checked.encodings["encoding"]
     assert re.match(r"encodes 1\d\d rows with wordllama before training: about [\d.]+ m?s", encoding)
 
 

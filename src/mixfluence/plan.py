@@ -7,23 +7,18 @@ not counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.influence.settings import FORWARD, RoundCost
 from mixfluence.policy import Vector, cap
-from mixfluence.preflight import Checked, is_linear_here, model_is_here, preflight
+from mixfluence.preflight import Checked, encoder_here, model_is_here, preflight
 from mixfluence.recipe import Recipe
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Stage, Strategy
-
-if TYPE_CHECKING:
-    from mixfluence.data.reading import Data
 
 # Weights, gradients and the two moments of Adam; a second copy of the gradients where processes exchange them.
 TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
@@ -57,6 +52,7 @@ class StagePlan:
     Attributes:
         scoring_cost: Cost of scoring the model of the stage.
         dev_batch_size: Rows of each dev set that an update asks for; 0 for a stage that never measures.
+        concerns: Likely mistakes about its updates.
     """
 
     name: str
@@ -69,8 +65,7 @@ class StagePlan:
     first_update: int | None = None
     update_cost: float = 0.0
     dev_batch_size: int = 0
-    warmup_steps: int = 0
-    measuring_limit: float = math.inf
+    concerns: Sequence[str] = ()
 
     @property
     def measuring_cost(self) -> float:
@@ -88,25 +83,21 @@ class Plan:
     """What a recipe will cost. Costs and memory are those of each process.
 
     Attributes:
-        guides: Rows of each dev set that guides sampling.
-        encodings: What is encoded before training, to select rows or for the strategy: its cost and a sentence.
-        absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
-        data: What was read on this machine.
+        checked: The data, and what is encoded before training.
+        guided: Whether dev sets guide sampling.
     """
 
     recipe: Recipe
     processes: int
+    checked: Checked
     datasets: list[DatasetPlan]
-    guides: dict[str, int]
     stages: list[StagePlan]
-    encodings: dict[str, tuple[float, str]]
-    absent: list[str]
-    data: Data | None
+    guided: bool
 
     @property
     def cost(self) -> float:
         """The whole run in training steps."""
-        return sum(stage.cost for stage in self.stages) + sum(cost for cost, _ in self.encodings.values())
+        return sum(stage.cost for stage in self.stages) + sum(cost for cost, _ in self.checked.encodings.values())
 
     @property
     def times_static(self) -> float:
@@ -122,6 +113,11 @@ class Plan:
     def memory(self) -> float:
         """Training and sampler together, in parameter sizes; no activations."""
         return TRAINING_MEMORY + (EXCHANGE_MEMORY if self.processes > 1 else 0.0) + self.sampler_memory
+
+    @property
+    def guides(self) -> dict[str, int]:
+        """Rows of each dev set that guides sampling."""
+        return self.checked.dev if self.guided else {}
 
     @property
     def concerns(self) -> list[str]:
@@ -157,12 +153,8 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
     datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
-    # The first process encodes for all: the others wait.
-    per_row = FORWARD / recipe.training.rows_per_step
-    encodings = {purpose: (rows * per_row, text) for purpose, (rows, text) in checked.encodings.items()}
     guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
-    guides = checked.dev if guided else {}
-    return Plan(recipe, processes, datasets, guides, planned, encodings, checked.absent, checked.data)
+    return Plan(recipe, processes, checked, datasets, planned, bool(guided))
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
@@ -197,8 +189,11 @@ def _plan_stage(
     processes: int,
 ) -> StagePlan:
     if stage.merges:
+        from mixfluence.encoders import is_linear
+
         # The start and each expert of a linear model are encoded once, and there are as many as stages.
-        encoded = min(1.0, len(recipe.strategy.stages(recipe)) / stage.steps) if is_linear_here(recipe.model) else 1.0
+        linear = (model := encoder_here(recipe.model)) is not None and is_linear(model)
+        encoded = min(1.0, len(recipe.strategy.stages(recipe)) / stage.steps) if linear else 1.0
         return StagePlan(stage.name, stage.steps, encoded * _scoring_cost(recipe, guides), merges=True)
     step_cost, memory = 0.0 if stage.reused else stage.step_cost, AGAINST_MEMORY if stage.against else 0.0
     probing = strategy.probing
@@ -220,8 +215,7 @@ def _plan_stage(
         first_update=updates[0] if updates else None,
         update_cost=cost(rows),
         dev_batch_size=rows,
-        warmup_steps=warmup_steps,
-        measuring_limit=strategy.measuring_limit(stage.steps),
+        concerns=list(_concerns_of_updates(stage, updates, warmup_steps, cost(rows), strategy)),
     )
 
 
@@ -266,6 +260,21 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
             yield step
 
 
+def _concerns_of_updates(
+    stage: Stage, updates: Sequence[int], warmup_steps: int, cost: float, strategy: Strategy
+) -> Iterator[str]:
+    if not updates:
+        yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
+    elif updates[0] < warmup_steps:
+        rate = f"{relative_rate(updates[0], stage.steps, warmup_steps):.0%} of its maximum"
+        when = f"the learning rate has reached only {rate} (it warms up for {warmup_steps} steps)"
+        yield f"the first update is at step {updates[0]}, when {when}"
+    limit = strategy.measuring_limit(stage.steps)
+    if (total := len(updates) * cost) > limit:
+        allowed = f"more than the {limit:,.1f} of strategy.budget"
+        yield f"one update costs {total:,.1f} training steps, {allowed}: measure a subset"
+
+
 def _batch_rows(recipe: Recipe, train: Mapping[str, int], processes: int, batch_size: int | None = None) -> Vector:
     """Return the rows of a batch of each dataset over all processes."""
     wanted = [batch_size or recipe.batch_size_of(name) for name in train]
@@ -288,10 +297,7 @@ def _concerns(plan: Plan) -> Iterator[str]:
     if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
     for stage in plan.stages:
-        yield from _late_or_early(stage)
-        if stage.measuring_cost > stage.measuring_limit:
-            limit = f"more than the {stage.measuring_limit:,.1f} of strategy.budget"
-            yield f"one update costs {stage.measuring_cost:,.1f} training steps, {limit}: measure a subset"
+        yield from stage.concerns
     wanted = max(stage.dev_batch_size for stage in plan.stages)
     for name, rows in plan.guides.items():
         if rows < wanted:
@@ -299,20 +305,10 @@ def _concerns(plan: Plan) -> Iterator[str]:
 
 
 def _of_this_machine(plan: Plan) -> Iterator[str]:
-    if not plan.absent and not model_is_here(plan.recipe.model):
+    if not plan.checked.absent and not model_is_here(plan.recipe.model):
         yield f"{plan.recipe.model.name}: not on this machine, so it is downloaded when the run starts"
     if (plan.recipe.output / TRACE_FILE).exists():
         yield f"{plan.recipe.output}: already holds a run, so train needs --resume or another output"
-
-
-def _late_or_early(stage: StagePlan) -> Iterator[str]:
-    first, warmup = stage.first_update, stage.warmup_steps
-    if stage.dev_batch_size and first is None:
-        yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
-    if first is not None and first < warmup:
-        rate = f"{relative_rate(first, stage.steps, warmup):.0%} of its maximum"
-        when = f"the learning rate has reached only {rate} (it warms up for {warmup} steps)"
-        yield f"the first update is at step {first}, when {when}"
 
 
 def _check_epoch_limit(plan: Plan) -> None:

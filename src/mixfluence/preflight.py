@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -15,11 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mixfluence.display import duration
 from mixfluence.errors import DataError, MixfluenceError, RecipeError, collecting
+from mixfluence.influence.settings import FORWARD
 from mixfluence.recipe import ModelSection, Recipe, rows_to_keep
+from mixfluence.strategies.base import load_named_encoder
 
 if TYPE_CHECKING:
+    from sentence_transformers.base.model import BaseModel
+
     from mixfluence.data.formats import Source
-    from mixfluence.data.reading import Count, Data
+    from mixfluence.data.reading import Data
     from mixfluence.data.rows import RowSet
 
 # Rows that are encoded to see how long all take.
@@ -35,14 +37,15 @@ class Checked(NamedTuple):
     Attributes:
         train: Rows of each training set, after selection.
         dev: Rows of each dev set that guide sampling.
-        encodings: What is encoded before training, by purpose: a number of rows and a sentence.
-        absent: Datasets that are not on this machine.
+        encodings: What is encoded before training, to select rows or for the strategy: its cost in training steps and
+            a sentence.
+        absent: Datasets that are not on this machine, such as `train.nq`. Published sizes count for them.
         data: What was read; None without any training set.
     """
 
     train: dict[str, int]
     dev: dict[str, int]
-    encodings: dict[str, tuple[int, str]]
+    encodings: dict[str, tuple[float, str]]
     absent: list[str]
     data: Data | None
 
@@ -89,12 +92,10 @@ def preflight(recipe: Recipe, problems: list[MixfluenceError]) -> Checked | None
 
 def _check_start(recipe: Recipe, checked: Checked | None) -> None:
     """Set up the run on a few rows; if data is missing or something is wrong already, only load the model."""
-    if not can_load(recipe.model):
-        return
-    if checked and checked.data and not checked.absent:
+    if not (checked and checked.data and not checked.absent):
+        encoder_here(recipe.model)
+    elif can_load(recipe.model):
         _rehearse(recipe, checked.data)
-    else:
-        check_model(recipe.model.model_dump_json(), Path.cwd())
 
 
 def _rehearse(recipe: Recipe, data: Data) -> None:
@@ -136,22 +137,6 @@ def check_output(folder: Path) -> None:
         raise RecipeError(f"{folder}: cannot be written")
 
 
-@cache
-def check_model(section: str, folder: Path) -> None:
-    """Load an encoder, given its section as JSON and the current folder; one that cannot be trained is refused."""
-    from mixfluence.encoders import load_encoder
-
-    load_encoder(**json.loads(section), device="cpu")
-
-
-def recipe_counter(recipe: Recipe) -> Count | None:
-    """Return a function that counts the tokens of a recipe's encoder; None if it is not on this machine."""
-    from mixfluence.data.reading import token_counter
-    from mixfluence.encoders import load_encoder
-
-    return token_counter(load_encoder(**recipe.model.model_dump(), device="cpu")) if can_load(recipe.model) else None
-
-
 def model_is_here(section: ModelSection) -> bool:
     """Return whether an encoder can be loaded without the hub, or is not the name of one on the hub."""
     from huggingface_hub import try_to_load_from_cache
@@ -171,13 +156,13 @@ def can_load(section: ModelSection) -> bool:
     return not section.trust_remote_code and model_is_here(section)
 
 
-def is_linear_here(section: ModelSection) -> bool:
-    """Return whether an encoder on this machine is linear, so that merges of it need no encoding of their own."""
+def encoder_here(section: ModelSection) -> BaseModel | None:
+    """Load an encoder on the CPU; return None for one that cannot be loaded here."""
     if not can_load(section):
-        return False
-    from mixfluence.encoders import is_linear, load_encoder
+        return None
+    from mixfluence.encoders import load_encoder
 
-    return is_linear(load_encoder(**section.model_dump(), device="cpu"))
+    return load_encoder(**section.model_dump(), device="cpu")
 
 
 def _read_present(recipe: Recipe) -> Data | None:
@@ -217,26 +202,25 @@ def _published(source: Source) -> int:
     return (source.published.rows or 0) if source.published else 0
 
 
-def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> dict[str, tuple[int, str]]:
+def _encodings(recipe: Recipe, train: Mapping[str, int], checked: Checked) -> dict[str, tuple[float, str]]:
     """Return what is encoded before training, to select rows of the training sets and for the strategy."""
     strategy, found = recipe.strategy, {}
     if recipe.select:
         rows = sum(train.values()) + sum(checked.dev.values())
-        found["selecting"] = rows, _encoding(recipe, None, rows, checked.data)
+        found["selecting"] = _encoding(recipe, None, rows, checked.data)
     if rows := strategy.encoded_rows(checked.train, checked.dev):
-        named = getattr(strategy, "encoder", None)
-        found["encoding"] = rows, _encoding(recipe, named, rows, checked.data)
+        found["encoding"] = _encoding(recipe, getattr(strategy, "encoder", None), rows, checked.data)
     return found
 
 
-def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -> str:
-    """Return a sentence: how many rows are encoded, by which encoder and, if the data is here, for how long."""
+def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -> tuple[float, str]:
+    """Return the cost, and how many rows are encoded, by which encoder and, if the data is here, for how long."""
+    # The first process encodes for all: the others wait.
+    cost = rows / recipe.training.rows_per_step * FORWARD
     what = f"encodes {rows:,} rows with {named or recipe.model.name} before training"
     if data is None:
-        return what
-    from mixfluence.encoders import load_encoder
-
-    encoder = load_encoder(named) if named else load_encoder(**recipe.model.model_dump())
+        return cost, what
+    encoder = load_named_encoder(named, recipe)
     each = math.ceil(TIMED_ROWS / len(data.train))
     sample = [rows.rows[:each] for rows in data.train.values()]
     texts = [text for rows in sample for column in ("anchor", "positive") for text in rows[column]]
@@ -244,4 +228,4 @@ def _encoding(recipe: Recipe, named: str | None, rows: int, data: Data | None) -
     started = perf_counter()
     encoder.encode(texts, show_progress_bar=False)
     seconds = (perf_counter() - started) / (len(texts) / 2) * rows
-    return f"{what}: about {duration(seconds)} on this machine, less for what is cached"
+    return cost, f"{what}: about {duration(seconds)} on this machine, less for what is cached"

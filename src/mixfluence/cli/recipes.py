@@ -37,12 +37,13 @@ def plan(
     from mixfluence.plan import plan_run
 
     planned = plan_run(parsed, processes=processes)
-    if planned.data:
-        from mixfluence.data.reading import preview
-        from mixfluence.preflight import recipe_counter
+    if planned.checked.data:
+        from mixfluence.data.reading import preview, token_counter
+        from mixfluence.preflight import encoder_here
 
-        count = recipe_counter(parsed)
-        for line in (line for name, rows in planned.data.train.items() for line in preview(name, rows, count)):
+        model = encoder_here(parsed.model)
+        count = None if model is None else token_counter(model)
+        for line in (line for name, rows in planned.checked.data.train.items() for line in preview(name, rows, count)):
             print_line(line)
     output.print(plan_view(planned), highlight=False)
 
@@ -72,12 +73,12 @@ def _datasets(plan: Plan) -> Table:
 
 
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
-    if plan.absent:
-        names = ", ".join(plan.absent[:3]) + (f" and {len(plan.absent) - 3} more" if len(plan.absent) > 3 else "")
+    if absent := plan.checked.absent:
+        names = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
         yield "absent", f"{names}: not on this machine, so train will refuse to start; sizes are the published ones"
     if plan.guides:
         yield "guided by", ", ".join(f"{name} ({rows:,} rows)" for name, rows in plan.guides.items())
-    for purpose, (cost, text) in plan.encodings.items():
+    for purpose, (cost, text) in plan.checked.encodings.items():
         size = " if it is as large as the model" if purpose == "encoding" else ""
         yield purpose, f"{text}; as much as {cost:,.0f} training steps{size}"
     for text, same in groupby(plan.stages, _stage):
@@ -145,22 +146,19 @@ def data(
     show_log(verbose=False)
     changes = [word for word in sources if "=" in word]
     from mixfluence.data.reading import preview_sources, token_counter
-    from mixfluence.preflight import recipe_counter
+    from mixfluence.encoders import load_encoder
+    from mixfluence.preflight import encoder_here
 
-    count = None
-    if model:
-        from mixfluence.encoders import load_encoder
-
-        count = token_counter(load_encoder(model))
+    named = load_encoder(model) if model else None
     for word in (word for word in sources if "=" not in word):
         path = Path(word)
         if path.exists() and path.suffix not in {".yaml", ".yml"}:
-            found, own = {path.name: _pairs(path, changes)}, count
+            found, own = {path.name: _pairs(path, changes)}, named
         else:
             recipe = read_recipe(word, changes, files_may_be_missing=True)
-            own = count or recipe_counter(recipe)
+            own = encoder_here(recipe.model) if named is None else named
             found = recipe.train | {f"dev {name}": source for name, source in recipe.dev.items()}
-        for line in preview_sources(found, own):
+        for line in preview_sources(found, None if own is None else token_counter(own)):
             print_line(line)
 
 
