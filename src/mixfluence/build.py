@@ -61,9 +61,10 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     return recipe.model_copy(update={"output": output, "selection": None, "training": training})
 
 
-def build_model(section: ModelSection) -> BaseModel:
-    """Load the encoder."""
-    return load_encoder(**section.model_dump())
+def build_model(section: ModelSection, saved: Path | None = None) -> BaseModel:
+    """Load the encoder, or one like it that was trained and saved in a folder."""
+    whole = {"name": str(saved), "revision": None, "lora": None} if saved else {}
+    return load_encoder(**section.model_dump() | whole)
 
 
 def build_trainer(recipe: Recipe, stage: Stage, data: Data, callbacks: list[TrainerCallback]) -> MixtureMixin:

@@ -304,8 +304,7 @@ def _save_model(recipe: Recipe, trainer: MixtureMixin, folder: Path) -> None:
     if trainer.is_world_process_zero():
         if trainer.is_fsdp_enabled:
             # The other processes, which have the rest of it, do not take part in testing.
-            whole = {"name": str(saved), "revision": None, "lora": None}
-            trainer.model = build_model(recipe.model.model_copy(update=whole)).to(trainer.args.device)
+            trainer.model = build_model(recipe.model, saved).to(trainer.args.device)
         # A pickle that nobody should have to load: recipe.yaml has the same settings.
         (saved / "training_args.bin").unlink(missing_ok=True)
         sync_folder(saved)

@@ -253,8 +253,7 @@ def merge(
     recipe = _recipe_of_merge(found[0].recipe, folder, dev)
     merged = merge_runs(found, Merge(soup=dev is None, start_share=base, evaluations=evaluations), recipe, folder)
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
-    saved = {"name": str(folder / MODEL_FOLDER), "revision": None, "lora": None}
-    model = build_model(recipe.model.model_copy(update=saved))
+    model = build_model(recipe.model, folder / MODEL_FOLDER)
     scores = evaluate_tasks(model, tasks, recipe, folder / EVAL_FOLDER, show_progress=errors.is_terminal)
     title = f"merge of {', '.join(name for name, weight in merged.weights.items() if weight)}"
     write_test(folder, recipe, title, tasks, scores, merged=merged.weights)

@@ -122,20 +122,16 @@ class Comparison:
         """Return the average over test sets; None if the group lacks one of them."""
         return group.average(self.averaged, self.measure)
 
-    @cached_property
-    def guards(self) -> tuple[str, ...]:
-        """Test sets that are named like a guard of one of the groups."""
-        names = {name for group in self.groups for name in group.recipe.strategy.guards}
-        return tuple(test for test in self.averaged if test in names)
-
     def kept(self, group: Group) -> float | None:
-        """Return the mean score on the guards minus that of the start, negative if a trained model forgot."""
+        """Return the mean score on test sets that a group guards, minus that of the start; negative if it forgot."""
         model = group.recipe.model.name
         starts = (row for row in self.rows if row.runs[0].untrained == "zero-shot" and row.recipe.model.name == model)
         start = next(starts, None)
         if start is None or group.runs[0].untrained:
             return None
-        before, after = (row.average(self.guards, self.measure) for row in (start, group))
+        names = {name for group in self.groups for name in group.recipe.strategy.guards}
+        guards = [test for test in self.averaged if test in names]
+        before, after = (row.average(guards, self.measure) for row in (start, group))
         return after.mean - before.mean if before and after else None
 
     def cost(self, group: Group) -> float | None:

@@ -113,25 +113,24 @@ def dev_evals(run: Run) -> dict[str, Points]:
     return {}
 
 
-def matrix(trace: Sequence[TraceLine]) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """Return dataset -> target -> mean influence over the last rounds, and its standard error if there are several.
-
-    Targets that are guards say so.
-    """
+def matrix(trace: Sequence[TraceLine]) -> dict[str, dict[str, list[float]]]:
+    """Return target -> dataset -> influences in the last rounds; targets that are guards say so."""
     rounds = [update for line in trace if (update := line.get("update", {})).get("on_targets")]
     values: dict[str, dict[str, list[float]]] = {}
     for update in rounds[-LAST_ROUNDS:]:
         for target, own in update["on_targets"].items():
             name = f"{target} (guard)" if target in update.get("guards", {}) else target
             for dataset, value in own.items():
-                values.setdefault(dataset, {}).setdefault(name, []).append(value)
-    return {
-        dataset: {
-            target: (fmean(found), stdev(found) / len(found) ** 0.5 if len(found) > 1 else None)
-            for target, found in own.items()
-        }
-        for dataset, own in values.items()
-    }
+                values.setdefault(name, {}).setdefault(dataset, []).append(value)
+    return values
+
+
+def with_error(values: Sequence[float]) -> str:
+    """Return the mean of values, with its standard error if there are several."""
+    if not values:
+        return ""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.1g}" if len(values) > 1 else ""
+    return f"{fmean(values):+.2g}{error}"
 
 
 def influence_unit(run: Run) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from mixfluence.display import thin
@@ -151,32 +152,29 @@ def _line(name: str, points: Points, number: int, shape: str, ink: bool) -> Trac
     return trace | {"mode": "lines" if len(shown) > MOST_MARKERS else "lines+markers"}
 
 
-def _matrix(prefix: str, found: Mapping[str, Mapping[str, tuple[float, float | None]]], unit: str) -> Iterator[Chart]:
+def _matrix(prefix: str, found: Mapping[str, Mapping[str, Sequence[float]]], unit: str) -> Iterator[Chart]:
     """Yield a heat map of the influence of datasets on targets, unless nothing was measured."""
-    targets = list(dict.fromkeys(target for own in found.values() for target in own))
-    values = [[own[target][0] if target in own else None for target in targets] for own in found.values()]
-    if not values:
+    datasets = list(dict.fromkeys(dataset for own in found.values() for dataset in own))
+    if not datasets:
         return
-    texts = [["" if target not in own else with_error(*own[target]) for target in targets] for own in found.values()]
-    largest = max(abs(value) for row in values for value in row if value is not None)
+    cells = [[own.get(dataset, []) for own in found.values()] for dataset in datasets]
+    largest = max(abs(fmean(values)) for row in cells for values in row if values)
     heat: Trace = {
         "type": "heatmap",
-        "z": values,
-        "text": texts,
+        "x": list(map(_text, found)),
+        "y": list(map(_text, datasets)),
+        "z": [[fmean(values) if values else None for values in row] for row in cells],
+        "text": [list(map(curves.with_error, row)) for row in cells],
         "hovertemplate": "%{y} → %{x}: %{text}<extra></extra>",
+        "zmin": -largest,
+        "zmax": largest,
+        "colorscale": [[0, "--c1"], [0.5, "--page"], [1, "--c0"]],
     }
-    heat |= {"x": list(map(_text, targets)), "y": list(map(_text, found)), "zmin": -largest, "zmax": largest}
-    if len(targets) * len(found) <= MOST_TEXTS:
+    if len(datasets) * len(found) <= MOST_TEXTS:
         heat["texttemplate"] = "%{text}"
-    heat["colorscale"] = [[0, "--c1"], [0.5, "--page"], [1, "--c0"]]
-    layout = _axes("dev set", "dataset") | {"height": 260 + 24 * len(found)}
+    layout = _axes("dev set", "dataset") | {"height": 260 + 24 * len(datasets)}
     layout["yaxis"]["autorange"] = "reversed"
     yield Chart(_title(f"{prefix}what helps whom: {unit}, mean of the last rounds"), [heat], layout)
-
-
-def with_error(value: float, error: float | None) -> str:
-    """Return a value with its error, if that is known."""
-    return f"{value:+.2g}" if error is None else f"{value:+.2g} ± {error:.1g}"
 
 
 def _bars(title: str, parts: Mapping[str, Mapping[str, float]], unit: str) -> Chart:

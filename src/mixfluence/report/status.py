@@ -15,8 +15,7 @@ from rich.text import Text
 
 from mixfluence import runs
 from mixfluence.display import MOST_DATASETS, duration, facts_table, largest, mixture_table, printable
-from mixfluence.report.curves import influence_unit, matrix
-from mixfluence.report.figures import with_error
+from mixfluence.report.curves import influence_unit, matrix, with_error
 from mixfluence.report.tables import Screen, Sheet, measure_sheet, numbers, words
 from mixfluence.runs import Run, TraceLine, read_run
 from mixfluence.strategies import FINAL
@@ -111,23 +110,20 @@ def status_view(status: Status) -> Lines:
         note = f", last influence from step {measured:,}" if measured else ""
         table = mixture_table(status.history, influence)
         parts += [Text(f"\n{what}{when}, with history{note}", "dim"), table]
-    sheets = [_matrix_sheet(status)] if matrix(status.trace) else []
+    sheets = list(_matrix_sheets(status))
     if scores := run.record.get("scores"):
         sheets.append(measure_sheet("test scores x 100", scores))
     return Lines(*parts, "", Screen(sheets)) if sheets else Lines(*parts)
 
 
-def _matrix_sheet(status: Status) -> Sheet:
-    """Return the influence of the most likely datasets on each dev set."""
-    found = matrix(status.trace)
-    shown = [name for name in largest(status.history[-1], MOST_DATASETS) if name in found]
-    targets = dict.fromkeys(target for own in found.values() for target in own)
-    columns = [
-        numbers(target, [with_error(*found[name][target]) if target in found[name] else "" for name in shown])
-        for target in targets
-    ]
-    title = f"what helps whom: {influence_unit(status.run)}, mean of the last rounds"
-    return Sheet(title, (words("", shown), *columns), 1)
+def _matrix_sheets(status: Status) -> Iterator[Sheet]:
+    """Yield the influence of the most likely datasets on each dev set, if it was measured."""
+    if found := matrix(status.trace):
+        measured = {name for own in found.values() for name in own}
+        shown = [name for name in largest(status.history[-1], MOST_DATASETS) if name in measured]
+        columns = [numbers(target, [with_error(own.get(name, [])) for name in shown]) for target, own in found.items()]
+        title = f"what helps whom: {influence_unit(status.run)}, mean of the last rounds"
+        yield Sheet(title, (words("", shown), *columns), 1)
 
 
 def _facts(status: Status) -> Iterator[tuple[str, str]]:
