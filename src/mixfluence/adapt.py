@@ -123,26 +123,17 @@ class Verdict:
     uniform: Contrast | None
     lexical: Mapping[str, Contrast]
 
-    @property
-    def helped(self) -> bool:
-        """Whether the adapted model is better on the held-back queries."""
-        return _better(self.start.tests[TARGET])
-
-    @property
-    def forgotten(self) -> dict[str, Difference]:
-        """Guards on which the adapted model is worse than the start."""
-        return {name: found for name, found in self.start.tests.items() if name != TARGET and _worse(found)}
-
     def sentences(self) -> Iterator[str]:
         """Yield the verdict in plain words."""
-        target = self.start.tests[TARGET]
+        guards = dict(self.start.tests)
+        target = guards.pop(TARGET)
+        forgotten = [name for name, found in guards.items() if _sign(found) < 0]
         kind = "held-back queries" if self.uniform else "queries made from held-out documents"
-        verb = "helped" if self.helped else "made it worse" if _worse(target) else "did not help"
+        verb = {1: "helped", -1: "made it worse", 0: "did not help"}[_sign(target)]
         yield f"Adaptation {verb}: {self._change(self.start, TARGET)} on {target.queries} {kind}."
-        for name, found in self.start.tests.items():
-            if name != TARGET:
-                word = "Forgotten" if name in self.forgotten else "Kept"
-                yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
+        for name, found in guards.items():
+            word = "Forgotten" if name in forgotten else "Kept"
+            yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         if self.uniform:
             own = self.uniform.tests[TARGET]
             yield f"Guided sampling did {_compared(own)} uniform sampling: {_signed(own)}."
@@ -152,14 +143,13 @@ class Verdict:
             own = contrast.tests[TARGET]
             score = f"{self.comparison.measure.upper()} {self._score(contrast.first, TARGET):.1f}"
             yield f"{LEXICAL[name]} did {_compared(own)} the adapted model: {score} ({_signed(own)})."
-        if not self.helped:
+        if _sign(target) < 1:
             yield "Do not deploy the adapted model: keep the start."
-        elif self.forgotten:
-            yield f"Deploy it only if losing on {', '.join(self.forgotten)} does not matter to you."
+        elif forgotten:
+            yield f"Deploy it only if losing on {', '.join(forgotten)} does not matter to you."
         else:
             yield "The adapted model can replace the start."
-        better = [name for name, contrast in self.lexical.items() if _better(contrast.tests[TARGET])]
-        if better:
+        if better := [name for name, contrast in self.lexical.items() if _sign(contrast.tests[TARGET]) > 0]:
             best = max(better, key=lambda name: self._score(self.lexical[name].first, TARGET))
             yield f"Best on these queries: {LEXICAL[best]}."
 
@@ -185,15 +175,12 @@ def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
 
 
 def _compared(found: Difference) -> str:
-    return "better than" if _better(found) else "worse than" if _worse(found) else "about as well as"
+    return {1: "better than", -1: "worse than", 0: "about as well as"}[_sign(found)]
 
 
-def _better(found: Difference) -> bool:
-    return found.difference > 0 and found.p < LEVEL
-
-
-def _worse(found: Difference) -> bool:
-    return found.difference < 0 and found.p < LEVEL
+def _sign(found: Difference) -> int:
+    """Return 1 for significantly better, -1 for worse, and 0 otherwise."""
+    return (1 if found.difference > 0 else -1) if found.p < LEVEL else 0
 
 
 def _signed(found: Difference) -> str:
