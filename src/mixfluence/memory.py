@@ -7,7 +7,7 @@ texts of full length: texts are shorter, so that packed sequences need less.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +30,11 @@ STREAM, INNER, HEADS = 24, 12, 8
 VOCABULARY = 8
 
 
-@dataclass(frozen=True)
-class Memory:
-    """GiB on each process; `casts` are weights in bf16 for the computation, `exchange` gradients to be sent."""
+def plan_memory(recipe: Recipe, processes: int, sampler: float) -> dict[str, float] | None:
+    """Return the GiB of a run with Adam on each GPU by part, given its sampler's in sizes of what is trained.
 
-    weights: float
-    casts: float
-    gradients: float
-    optimizer: float
-    exchange: float
-    snapshot: float
-    activations: float
-
-    @property
-    def total(self) -> float:
-        """All parts together."""
-        return float(sum(vars(self).values()))
-
-    def sharded(self, processes: int) -> Memory:
-        """Return what each process holds if they share a model (FSDP2), besides the layers that are gathered."""
-        parts = {name: getattr(self, name) / processes for name in ("weights", "gradients", "optimizer", "snapshot")}
-        return Memory(casts=0.0, exchange=0.0, activations=self.activations, **parts)
-
-
-def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None:
-    """Return the memory of a run with Adam on GPUs, given that of its sampler in sizes of what is trained.
-
-    None for a model that is not here, has no transformer, or would need code of its own.
+    `casts` are weights in bf16 for the computation, `exchange` gradients to be sent. None for a model that is not
+    here, has no transformer, or would need code of its own.
     """
     from torch import nn
 
@@ -83,7 +61,13 @@ def plan_memory(recipe: Recipe, processes: int, sampler: float) -> Memory | None
         "snapshot": sampler * trained * FULL,
         "activations": activations,
     }
-    return Memory(**{name: value / GIB for name, value in parts.items()})
+    return {name: value / GIB for name, value in parts.items()}
+
+
+def in_shards(parts: Mapping[str, float], processes: int) -> dict[str, float]:
+    """Return what each process holds if they share a model (FSDP2), besides the layers that are gathered."""
+    shared = {name: parts[name] / processes for name in ("weights", "gradients", "optimizer", "snapshot")}
+    return shared | {"activations": parts["activations"]}
 
 
 def _shape(section: ModelSection) -> Any:

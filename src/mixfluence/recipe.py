@@ -238,8 +238,9 @@ class Recipe(Section):
     def _model_problems(self) -> Iterator[str]:
         if self.model.lora and any(stage.merges for stage in self.strategy.stages(self)):
             yield f"model.lora: strategy {self.strategy.name} merges whole models; leave lora out"
-        if self.model.kind != "dense" and (needing := self._needs_dense()):
-            yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
+        if self.model.kind != "dense":
+            for needing in self._needs_dense():
+                yield f"model.kind: {needing} needs a dense encoder, found {self.model.kind}"
 
     def _loss_problems(self) -> Iterator[str]:
         own = {f"train.{name}.loss": source.loss for name, source in self.train.items() if source.loss}
@@ -255,21 +256,20 @@ class Recipe(Section):
                     if getattr(source, key) is not None:
                         yield f"{section}.{name}.{key}: only training sets have one"
 
-    def _needs_dense(self) -> str | None:
-        """Return the part of the recipe that works with dense encoders only."""
+    def _needs_dense(self) -> Iterator[str]:
+        """Yield the parts of the recipe that work with dense encoders only."""
         for name in ("pooling", "padding", "bidirectional"):
             if getattr(self.model, name) is not None:
-                return f"model.{name}"
+                yield f"model.{name}"
         if self.select:
-            return "select"
+            yield "select"
         if any(stage.against for stage in self.strategy.stages(self)):
-            return f"strategy {self.strategy.name}"
+            yield f"strategy {self.strategy.name}"
         if getattr(self.strategy, "encoder", "none") is None:
-            return f"strategy {self.strategy.name} without an encoder of its own"
+            yield f"strategy {self.strategy.name} without an encoder of its own"
         for name in ("packing", "compiled"):
             if getattr(self.training, name):
-                return f"training.{name}"
-        return None
+                yield f"training.{name}"
 
     def warnings(self) -> Iterator[str]:
         """Yield a sentence for each dataset that is used twice, as dev data and for training or testing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,6 @@ from mixfluence.display import counted, duration, facts_table, percent, plain_ta
 from mixfluence.errors import MixfluenceError, RecipeError, collecting
 
 if TYPE_CHECKING:
-    from mixfluence.memory import Memory
     from mixfluence.plan import Plan, StagePlan
 
 Sources = Annotated[list[str], Argument(metavar="SOURCE...", help="Recipes, or files and folders of pairs.")]
@@ -97,7 +96,7 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
-    from mixfluence.memory import plan_memory
+    from mixfluence.memory import in_shards, plan_memory
 
     place = " on each process" if plan.processes > 1 else ""
     found = plan_memory(plan.recipe, plan.processes, plan.sampler_memory)
@@ -107,12 +106,12 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
         return
     yield "memory", f"about {_gib(found)}{place}"
     if plan.processes > 1:
-        yield "in shards", f"about {_gib(found.sharded(plan.processes))} with FSDP2, and layers that are gathered"
+        yield "in shards", f"about {_gib(in_shards(found, plan.processes))} with FSDP2, and layers that are gathered"
 
 
-def _gib(memory: Memory) -> str:
-    parts = [f"{name} {value:,.2f}" for name, value in vars(memory).items() if value]
-    return f"{memory.total:,.1f} GiB: {', '.join(parts)}"
+def _gib(parts: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{name} {value:,.2f}" for name, value in parts.items() if value)
+    return f"{sum(parts.values()):,.1f} GiB: {shown}"
 
 
 def _stage(stage: StagePlan) -> str:
