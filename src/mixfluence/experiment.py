@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -43,18 +43,17 @@ from mixfluence.training.checkpoints import LATEST, changed_file, hash_parameter
 from mixfluence.training.folder import record_facts, test_facts
 from mixfluence.training.trainer import MixtureMixin
 
-if TYPE_CHECKING:
-    from mixfluence.clustering import Partition
-
 logger = logging.getLogger(__name__)
 
 
 class Trained(NamedTuple):
-    """A trained stage: its trainer, seconds by part and the cost of its probes."""
+    """A trained stage: its trainer, seconds by part, the cost of its probes, and what else the record says of it."""
 
     trainer: MixtureMixin
     seconds: dict[str, float]
     probing: dict[str, float]
+    facts: Mapping[str, Any] = {}
+    notes: Sequence[str] = ()
 
 
 def run(
@@ -112,11 +111,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         # Processes on different machines may round differently.
         found, notes = broadcast_object_list(concluded)[0]
         pool = replace(pool, found=found)
-    facts: dict[str, Any] = {}
     if final.merges:
-        mixtures = {name: own["found"] for name, own in records.items()}
-        trained, note, facts = _merge(recipe, final, pool, inputs, mixtures)
-        notes = [*notes, note]
+        trained = _merge(recipe, final, pool, inputs, {name: own["found"] for name, own in records.items()})
     else:
         trained = _train(recipe, final, pool, inputs, callbacks, resume=resume)
     trainer = trained.trainer
@@ -134,8 +130,8 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
         "versions": inputs["versions"],
         "inputs": {kind: hashes for kind, hashes in inputs.items() if kind not in {"recipe", "versions"}},
         **record_facts(trainer, seconds, trained.probing),
-        **facts,
-        "notes": [*data.notes, *notes],
+        **trained.facts,
+        "notes": [*data.notes, *notes, *trained.notes],
         "overlap_dropped": {overlap.dataset: len(overlap.rows) for overlap in data.overlaps},
         "stages": records,
         "select": {name: own._asdict() for name, own in selected.items()},
@@ -233,11 +229,8 @@ def _train(
 
 def _merge(
     recipe: Recipe, stage: Stage, data: Data, inputs: Inputs, found: Mapping[str, Mapping[str, float]]
-) -> tuple[Trained, str, dict[str, Any]]:
-    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result.
-
-    Also return a sentence about it, and what the record says of the search.
-    """
+) -> Trained:
+    """Merge the models of earlier stages, given their mixtures, by the best weights, and save the result."""
     folder, watch = recipe.output, runs.Stopwatch()
     trainer = _prepare(recipe, stage, data, inputs, [], watch)
     merger = Merger(trainer.model, [stage_folder(folder, name) / runs.MODEL_FOLDER for name in found])
@@ -258,7 +251,7 @@ def _merge(
     _save_model(recipe, trainer, folder)
     seconds = watch.seconds | {"train": 0.0, "probe": probing["seconds"]}
     encodings = merger.models if is_linear(merger.model) else best.evaluations
-    return Trained(trainer, seconds, probing), best.note, {"selected_step": best.step, "encodings": encodings}
+    return Trained(trainer, seconds, probing, {"selected_step": best.step, "encodings": encodings}, [best.note])
 
 
 def _prepare(

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 WATCH_SECONDS = 2.0
-ENDINGS: dict[str, Format] = {
-    **{"": "terminal", ".txt": "terminal", ".md": "markdown"},
-    **{".tex": "latex", ".csv": "csv", ".json": "json"},
-}
+ENDINGS: dict[str, Format] = {".txt": "terminal", ".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
 
 def status(
@@ -154,10 +151,9 @@ def compare(
 
 
 def _format_of(file: Path) -> Format:
-    if (ending := file.suffix.lower()) not in ENDINGS:
-        raise RecipeError(
-            f"{file}: unknown ending {ending!r}, expected one of {', '.join(filter(None, ENDINGS))}, or give --format"
-        )
+    ending = file.suffix.lower() or ".txt"
+    if ending not in ENDINGS:
+        raise RecipeError(f"{file}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}, or give --format")
     return ENDINGS[ending]
 
 
