@@ -80,19 +80,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe will cost. Costs and memory are those of each process.
-
-    Attributes:
-        checked: The data, and what is encoded before training.
-        guided: Whether dev sets guide sampling.
-    """
+    """What a recipe will cost, with the data that was checked. Costs and memory are those of each process."""
 
     recipe: Recipe
     processes: int
     checked: Checked
     datasets: list[DatasetPlan]
     stages: list[StagePlan]
-    guided: bool
 
     @property
     def cost(self) -> float:
@@ -117,7 +111,8 @@ class Plan:
     @property
     def guides(self) -> dict[str, int]:
         """Rows of each dev set that guides sampling."""
-        return self.checked.dev if self.guided else {}
+        measured = any(stage.dev_batch_size for stage in self.stages)
+        return self.checked.dev if measured or self.recipe.strategy.scoring or self.recipe.select else {}
 
     @property
     def concerns(self) -> list[str]:
@@ -153,8 +148,7 @@ def _plan(recipe: Recipe, checked: Checked, processes: int) -> Plan:
     drawing = stages[:-1] if stages[-1][0].merges else stages[:1]
     datasets = _plan_datasets(recipe, drawing, train, processes)
     planned = [_plan_stage(recipe, stage, strategy, train, checked.dev, processes) for stage, strategy in stages]
-    guided = recipe.strategy.scoring or recipe.select or any(strategy.probing for _, strategy in stages)
-    return Plan(recipe, processes, checked, datasets, planned, bool(guided))
+    return Plan(recipe, processes, checked, datasets, planned)
 
 
 def relative_rate(step: int, steps: int, warmup_steps: int) -> float:
