@@ -123,16 +123,25 @@ class Verdict:
     uniform: Contrast | None
     lexical: Mapping[str, Contrast]
 
+    @property
+    def helped(self) -> bool:
+        """Whether the adapted model is better on the held-back queries."""
+        return _sign(self.start.tests[TARGET]) > 0
+
+    @property
+    def forgotten(self) -> dict[str, Difference]:
+        """Guards on which the adapted model is worse than the start."""
+        return {name: found for name, found in self.start.tests.items() if name != TARGET and _sign(found) < 0}
+
     def sentences(self) -> Iterator[str]:
         """Yield the verdict in plain words."""
         guards = dict(self.start.tests)
         target = guards.pop(TARGET)
-        forgotten = [name for name, found in guards.items() if _sign(found) < 0]
         kind = "held-back queries" if self.uniform else "queries made from held-out documents"
         verb = {1: "helped", -1: "made it worse", 0: "did not help"}[_sign(target)]
         yield f"Adaptation {verb}: {self._change(self.start, TARGET)} on {target.queries} {kind}."
         for name, found in guards.items():
-            word = "Forgotten" if name in forgotten else "Kept"
+            word = "Forgotten" if name in self.forgotten else "Kept"
             yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         if self.uniform:
             own = self.uniform.tests[TARGET]
@@ -143,10 +152,10 @@ class Verdict:
             own = contrast.tests[TARGET]
             score = f"{self.comparison.measure.upper()} {self._score(contrast.first, TARGET):.1f}"
             yield f"{LEXICAL[name]} did {_compared(own)} the adapted model: {score} ({_signed(own)})."
-        if _sign(target) < 1:
+        if not self.helped:
             yield "Do not deploy the adapted model: keep the start."
-        elif forgotten:
-            yield f"Deploy it only if losing on {', '.join(forgotten)} does not matter to you."
+        elif self.forgotten:
+            yield f"Deploy it only if losing on {', '.join(self.forgotten)} does not matter to you."
         else:
             yield "The adapted model can replace the start."
         if better := [name for name, contrast in self.lexical.items() if _sign(contrast.tests[TARGET]) > 0]:
