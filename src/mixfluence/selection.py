@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.clustering.embeddings import Embedder
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
+from mixfluence.embedding import Embedder
 from mixfluence.errors import DataError
 from mixfluence.recipe import rows_to_keep
 

@@ -15,12 +15,12 @@ from datasets import Dataset, Features
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.clustering.embeddings import Embedder, Matrix, Points
-from mixfluence.clustering.tree import Nodes, Tree, grow, merge
+from mixfluence.clustering.tree import Nodes, Points, Tree, grow, merge
 from mixfluence.data.cache import cached
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet, Subset, arrow_schema, join
 from mixfluence.data.tokens import open_array
+from mixfluence.embedding import Embedder, Matrix
 from mixfluence.errors import RecipeError
 from mixfluence.strategies.crisp import CRISP
 
