@@ -28,8 +28,7 @@ from mixfluence.data.tokens import TokenTable
 from mixfluence.embedding import TextEncoder, computes_in_bfloat16, float32_products
 from mixfluence.encoders import is_linear, kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
-from mixfluence.evaluation.search import tokenised_sides
+from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task, tokenised_sides
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights

@@ -27,7 +27,7 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import Ids
 from mixfluence.embedding import _batches
 from mixfluence.errors import MixfluenceError
-from mixfluence.evaluation.search import encode_task
+from mixfluence.evaluation.retrieval import encode_task
 
 pytestmark = pytest.mark.slow
 
