@@ -85,9 +85,8 @@ def check_defaults(defaults: Any) -> None:
 def read_rows(source: Source) -> RowSet:
     """Read the training or dev rows of a source, with mined negatives and notes."""
     rows = source.read_rows()
-    if isinstance(source.negatives, MiningSection):
-        return _finish_rows(source, rows, source.read_task(source.location, rows).docs)
-    return _finish_rows(source, rows)
+    mined = isinstance(source.negatives, MiningSection)
+    return _finish_rows(source, rows, source.read_task(source.location, rows).docs if mined else ())
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import xxhash
 
@@ -88,17 +89,24 @@ class RetrievalSet:
         return replace(self, doc_ids=[self.doc_ids[i] for i in keep], docs=[self.docs[i] for i in keep])
 
 
-def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
-    """Return a task of pairs: every query against every passage. A format with a corpus gives a harder task."""
-    docs: dict[str, str] = {}
-    queries: dict[str, str] = {}
-    qrels: dict[str, dict[str, int]] = {}
+def retrieval_from_texts(
+    name: str, positives: Mapping[str, Iterable[str]], passages: Iterable[str], notes: Sequence[str] = ()
+) -> RetrievalSet:
+    """Return a task of queries with their positives, against these passages and all positives."""
+    docs = dict.fromkeys([*passages, *chain.from_iterable(positives.values())])
+    ids = {text: f"d{place}" for place, text in enumerate(docs)}
+    qrels = {f"q{place}": {ids[text]: 1 for text in own} for place, own in enumerate(positives.values())}
+    return RetrievalSet(name, list(qrels), list(positives), list(ids.values()), list(ids), qrels, notes=tuple(notes))
+
+
+def retrieval_from_rows(name: str, dataset: RowSet, others: Iterable[str] = ()) -> RetrievalSet:
+    """Return a task of pairs: every query against every passage and other texts."""
+    positives: dict[str, list[str]] = {}
+    passages: list[str] = []
     for row in dataset.rows:
-        for text in (row["positive"], *row["negatives"]):
-            docs.setdefault(text, f"d{len(docs)}")
-        query = queries.setdefault(row["anchor"], f"q{len(queries)}")
-        qrels.setdefault(query, {})[docs[row["positive"]]] = 1
-    return RetrievalSet(name, list(queries.values()), list(queries), list(docs.values()), list(docs), qrels)
+        positives.setdefault(row["anchor"], []).append(row["positive"])
+        passages += (row["positive"], *row["negatives"])
+    return retrieval_from_texts(name, positives, [*passages, *others])
 
 
 def guiding_half(name: str, dev: RowSet) -> RowSet:
