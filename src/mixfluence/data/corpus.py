@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import model_validator
 
 from mixfluence.data.pairs import RecordReader
-from mixfluence.data.retrieval import RetrievalSet, retrieval_from_texts
+from mixfluence.data.retrieval import RetrievalSet, positives_of, retrieval_from_texts
 from mixfluence.data.rows import Facts, Row, RowSet, convert_once, hash_order
 from mixfluence.data.source import (
     ExistingPath,
@@ -102,9 +102,7 @@ class CorpusSource(FileSource):
             labelled = self._labelled(documents, facts)
             texts = [document.whole for document in documents if document.whole]
         else:
-            labelled = {}
-            for row in self.read_rows().rows:
-                labelled.setdefault(row["anchor"], []).append(row["positive"])
+            labelled = positives_of(self.read_rows().rows)
             texts = list(self.model_copy(update={"split": "all"}).read_rows().rows["positive"])
         # Labelled positives may be the text of no document; the task has all positives.
         return retrieval_from_texts(name, labelled, texts, [f"{name}: {note}" for note in facts.notes])

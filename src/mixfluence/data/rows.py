@@ -173,14 +173,6 @@ def join(parts: Mapping[str, RowSet]) -> RowSet:
     return RowSet(rows, digest, notes, {name: len(part) for name, part in parts.items()}, columns)
 
 
-def rows_in_memory(rows: Iterable[Row]) -> Dataset:
-    """Return rows as a dataset in memory, for small sets built on the fly."""
-    import pyarrow as pa
-    from datasets import Dataset
-
-    return Dataset(pa.Table.from_pylist([row._asdict() for row in rows], arrow_schema()))
-
-
 def fingerprint(dataset: Dataset) -> str:
     """Hash the content of a dataset; equal rows have equal hashes however they are stored."""
     digest = xxhash.xxh3_128(",".join(dataset.column_names).encode())

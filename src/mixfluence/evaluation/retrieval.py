@@ -176,7 +176,11 @@ def check_finite(task: RetrievalSet, hits: Hits) -> Hits:
 
 @singledispatch
 def _search(model: SentenceTransformer, task: RetrievalSet, k: int, batch_size: int, show_progress: bool) -> Hits:
-    return exact_search(*encode_task(model, task, batch_size=batch_size, show_progress=show_progress), k)
+    queries, passages = (
+        encoder.encode(texts, batch_size=batch_size, show_progress=show_progress)
+        for encoder, texts in tokenised_sides(model, task)
+    )
+    return exact_search(queries, passages, k)
 
 
 @_search.register(SparseEncoder)
@@ -242,20 +246,6 @@ def _rerank(model: CrossEncoder, task: RetrievalSet, k: int, batch_size: int, sh
         logits = model.predict(pairs, activation_fn=nn.Identity(), **options)
     scores = logits.float().cpu().view(positions.shape)
     return _best(None, (scores, positions), k)
-
-
-def encode_task(
-    model: BaseModel, task: RetrievalSet, *, batch_size: int, show_progress: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return unit vectors of queries and passages, on the model's device.
-
-    The model is a dense one. Token ids are cached.
-    """
-    queries, passages = (
-        encoder.encode(texts, batch_size=batch_size, show_progress=show_progress)
-        for encoder, texts in tokenised_sides(model, task)
-    )
-    return queries, passages
 
 
 def tokenised_sides(model: BaseModel, task: RetrievalSet) -> Iterator[tuple[TextEncoder, TokenTable]]:
