@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads cost more than they save on encoders this small, above all when tests run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
+from mixfluence.data.rows import Row, RowSet, arrow_schema, fingerprint
 
 # The process that only hands tests to the workers reads this file too, and should not wait for the libraries.
 if TYPE_CHECKING:
+    from datasets import Dataset
     from sentence_transformers import SentenceTransformer
 
 WORDS = [f"w{number}" for number in range(200)]
@@ -126,6 +127,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) -> Pa
     folder = tmp_path_factory.mktemp("runs-of-every-method")
     make_runs(folder, tiny_bert_folder)
     return folder
+
+
+def rows_in_memory(rows: Iterable[Row]) -> Dataset:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    return Dataset(pa.Table.from_pylist([row._asdict() for row in rows], arrow_schema()))
 
 
 def row_set(*rows: Row) -> RowSet:

@@ -35,7 +35,7 @@ from transformers import (
 
 from mixfluence import info_nce
 from mixfluence.adapters import merge_lora
-from mixfluence.clustering.embeddings import Embedder
+from mixfluence.embedding import Embedder
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.experiment import run

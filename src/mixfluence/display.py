@@ -1,17 +1,17 @@
-"""Bars, sparklines, durations and percentages for the terminal."""
+"""Sparklines, durations and percentages for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 LEVELS = "▁▂▃▄▅▆▇█"
-EIGHTHS = " ▏▎▍▌▋▊▉"
 BAR_WIDTH = 12
 HISTORY_WIDTH = 16
 NAME_WIDTH = 24
@@ -38,13 +38,6 @@ class SafeConsole(Console):
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as "1 dev set"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def bar(share: float, width: int = BAR_WIDTH) -> str:
-    """Return a bar for a share of 1, in eighths of a character; anything above zero is visible."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    whole, part = divmod(max(eighths, 1 if share > 0 else 0), 8)
-    return "█" * whole + (EIGHTHS[part] if part else "")
 
 
 def thin(items: Sequence[Item], most: int) -> list[Item]:
@@ -112,8 +105,10 @@ def mixture_table(history: Sequence[Mapping[str, float]], influence: Mapping[str
     for name in shown:
         trend = sparkline([weights.get(name, 0.0) for weights in history])
         gain = f"{influence[name]:+.2g}" if name in influence else ""
-        share = Text(bar(now[name]), "cyan"), percent(now[name])
-        table.add_row(Text(printable(name)), *share, Text(trend, "dim"), gain)
+        # Any share above zero is visible.
+        end = max(now[name], 1 / (8 * BAR_WIDTH)) if now[name] else 0.0
+        bar = Bar(1, 0, end, width=BAR_WIDTH, color="cyan")
+        table.add_row(Text(printable(name)), bar, percent(now[name]), Text(trend, "dim"), gain)
     if rest := len(now) - len(shown):
         others = 1 - sum(now[name] for name in shown)
         table.add_row(Text(f"and {rest} more", "dim"), "", Text(percent(max(others, 0.0)), "dim"), "", "")

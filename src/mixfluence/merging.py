@@ -22,14 +22,12 @@ from torch.nn.functional import normalize
 
 from mixfluence.build import stage_recipe
 from mixfluence.data.formats import read_task
-from mixfluence.data.reading import dev_samples
-from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.retrieval import RetrievalSet, scoring_samples
 from mixfluence.data.tokens import TokenTable
 from mixfluence.embedding import TextEncoder, computes_in_bfloat16, float32_products
 from mixfluence.encoders import is_linear, kind_of, load_encoder
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task
-from mixfluence.evaluation.search import tokenised_sides
+from mixfluence.evaluation.retrieval import evaluate, rank_embeddings, score_task, tokenised_sides
 from mixfluence.files import write_text
 from mixfluence.policy import Vector
 from mixfluence.policy.initial import read_weights, write_weights
@@ -284,7 +282,7 @@ def merge_runs(runs: Sequence[Run], strategy: Merge, recipe: Recipe, folder: Pat
             raise DataError(f"{run.path}: started from {run.recipe.model.name}, not from {recipe.model.name}")
     names = run_labels([run.path for run in runs])
     tasks = [] if strategy.soup else [read_task(name, source) for name, source in recipe.dev.items()]
-    tasks = dev_samples(recipe, strategy.scoring, tasks)
+    tasks = scoring_samples(tasks, strategy.scoring, halves=recipe.halves)
     merger = Merger(load_encoder(**recipe.model.model_dump()), [run.path / MODEL_FOLDER for run in runs])
     scorer = DevScorer(merger.model, tasks, recipe.evaluation.batch_size)
     datasets = {name: facts for run in runs for name, facts in run.record["datasets"].items()}

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from mixfluence.clustering.embeddings import Embedder
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
+from mixfluence.embedding import Embedder
 from mixfluence.errors import DataError
 from mixfluence.recipe import rows_to_keep
 
@@ -63,7 +63,8 @@ def select_rows(
     def gradients(name: str, rows: RowSet) -> Iterator[tuple[NDArray[np.int64], RowGradients]]:
         sides = [embedder.vectors(rows) for embedder in embedders[known.get(name, OWN)]]
         keys = _text_keys(rows)
-        for batch in _batches(len(rows), batch_size, seed):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        for batch in np.array_split(order, -(-len(rows) // batch_size)):
             queries, answers = (torch.from_numpy(side[batch].astype(np.float64)) for side in sides)
             equal = (keys[batch][:, None] == keys[batch][None]).any(axis=-1)
             yield batch, RowGradients(queries, answers, TEMPERATURE, torch.from_numpy(equal))
@@ -141,11 +142,6 @@ def unit_mean(batches: Iterator[RowGradients]) -> Tensor:
 def _inverse(norms: Tensor) -> Tensor:
     # A row without negatives, or one that is perfectly ranked, has no gradient but rounding.
     return torch.where(norms > 1e-12, 1 / norms.clamp(min=1e-12), 0.0)
-
-
-def _batches(rows: int, batch_size: int, seed: int) -> list[NDArray[np.int64]]:
-    """Divide rows at random into batches of nearly equal size."""
-    return np.array_split(np.random.default_rng(seed).permutation(rows), -(-rows // batch_size))
 
 
 def _text_keys(rows: RowSet) -> NDArray[np.uint64]:

@@ -23,8 +23,8 @@ from mixfluence import runs
 from mixfluence.build import build_model
 from mixfluence.data.benchmarks import MtebSource
 from mixfluence.data.reading import Data
-from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
-from mixfluence.data.rows import Row, RowSet, rows_in_memory
+from mixfluence.data.retrieval import RetrievalSet, positives_of, retrieval_from_texts
+from mixfluence.data.rows import RowSet
 from mixfluence.data.source import SourceSection
 from mixfluence.errors import MixfluenceError, RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
@@ -84,8 +84,7 @@ def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder
     for name, rows in dev.items():
         # Without hard negatives, which would be many more texts to encode.
         first = rows.rows.select(range(min(DEV_ROWS, len(rows))))
-        pairs = rows_in_memory(Row(row["anchor"], row["positive"]) for row in first)
-        task = retrieval_from_rows(name, replace(rows, rows=pairs))
+        task = retrieval_from_texts(name, positives_of(first), first["positive"])
         prompts = {key: getattr(recipe.dev[name], key) for key in ("query_prompt", "passage_prompt")}
         logger.info("ranking %d dev queries of %s", len(task.queries), name)
         ranked = rank_queries(model, replace(task, **prompts), batch_size=recipe.evaluation.batch_size)

@@ -32,9 +32,9 @@ from mixfluence.runs import read_trace
 from mixfluence.strategies import CRISP, Static
 from mixfluence.training.losses import info_nce
 from mixfluence.training.trainer import MixtureTrainer
-from tests.clustering.test_embeddings import count_texts
 from tests.clustering.topics import VOCABULARY, rows_on, topic_encoder, topics_of
 from tests.conftest import row_set
+from tests.test_embedding import count_texts
 from tests.training.runs import arguments
 
 pytestmark = pytest.mark.slow

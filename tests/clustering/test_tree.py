@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mixfluence.clustering import tree as trees
-from mixfluence.clustering.embeddings import Matrix, Points
-from mixfluence.clustering.tree import Nodes, Tree, grow, merge, spherical_kmeans
+from mixfluence.clustering.tree import Nodes, Points, Tree, grow, merge, spherical_kmeans
+from mixfluence.embedding import Matrix
 from mixfluence.errors import RecipeError
 
 

@@ -17,10 +17,10 @@ import pytest
 from datasets import Dataset
 
 from mixfluence.data.mixture import Mixture, without_overlap
-from mixfluence.data.rows import Row, RowSet, fingerprint, rows_in_memory
+from mixfluence.data.rows import Row, RowSet, fingerprint
 from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
-from tests.conftest import row_set
+from tests.conftest import row_set, rows_in_memory
 
 RECORDS = {"query": ["q0", "q1", "q2"], "answer": ["a0", "a1", "a2"], "negative": ["n0", "n1", "n2"]}
 

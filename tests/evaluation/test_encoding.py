@@ -27,7 +27,7 @@ from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.tokens import Ids
 from mixfluence.embedding import _batches
 from mixfluence.errors import MixfluenceError
-from mixfluence.evaluation.search import encode_task
+from mixfluence.evaluation.retrieval import tokenised_sides
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +43,13 @@ def by_library(model: SentenceTransformer, task: RetrievalSet) -> tuple[Tensor, 
     options: dict[str, Any] = {"convert_to_tensor": True, "normalize_embeddings": True, "show_progress_bar": False}
     queries = model.encode_query(list(task.queries), prompt=task.query_prompt, **options)
     return queries, model.encode_document(list(task.docs), prompt=task.passage_prompt, **options)
+
+
+def encode_task(model: SentenceTransformer, task: RetrievalSet, batch_size: int) -> tuple[Tensor, Tensor]:
+    queries, passages = (
+        encoder.encode(texts, batch_size=batch_size) for encoder, texts in tokenised_sides(model, task)
+    )
+    return queries, passages
 
 
 def assert_as_by_library(model: SentenceTransformer, task: RetrievalSet) -> None:

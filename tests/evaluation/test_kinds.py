@@ -10,10 +10,9 @@ from torch import nn
 
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.encoders import Kind, load_encoder
-from mixfluence.evaluation import search as searching
+from mixfluence.evaluation import retrieval
 from mixfluence.evaluation.results import rank_queries
-from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task
-from mixfluence.evaluation.search import search
+from mixfluence.evaluation.retrieval import evaluate, rank_bm25, rank_task, search
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +22,8 @@ def test_search_is_exact(
     tiny_bert_folder: Path, task: RetrievalSet, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Several chunks of each.
-    monkeypatch.setattr(searching, "SCORES_AT_ONCE", 600)
-    monkeypatch.setattr(searching, "PASSAGES_AT_ONCE", 30)
+    monkeypatch.setattr(retrieval, "SCORES_AT_ONCE", 600)
+    monkeypatch.setattr(retrieval, "PASSAGES_AT_ONCE", 30)
     model = load_encoder(str(tiny_bert_folder), kind=kind, passage_length=16, device="cpu").train()
     scores, positions = search(model, task, 10, batch_size=16)
     assert model.training
@@ -38,7 +37,7 @@ def test_search_is_exact(
 def test_a_cross_encoder_ranks_the_hits_of_bm25(
     tiny_bert_folder: Path, task: RetrievalSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "RERANKED", 5)
+    monkeypatch.setattr(retrieval, "RERANKED", 5)
     model = load_encoder(str(tiny_bert_folder), kind="reranker", device="cpu")
     found, lexical = rank_task(model, task, k=5), rank_bm25(task, k=6)
     for query, hits in found.items():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixfluence.evaluation.search import exact_search
+from mixfluence.evaluation.retrieval import exact_search
 
 
 @settings(deadline=None)

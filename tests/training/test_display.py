@@ -18,7 +18,7 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from mixfluence.display import bar, duration, percent, sparkline
+from mixfluence.display import duration, mixture_table, percent, sparkline
 from mixfluence.influence import Probe
 from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.display import ProgressDisplay
@@ -184,10 +184,15 @@ def test_a_run_that_was_interrupted_can_be_followed_again(terminal: Console) -> 
     assert "run: 50 steps in" not in text(terminal)
 
 
-def test_bars_and_sparklines() -> None:
-    assert (bar(0, 4), bar(0.5, 4), bar(1, 4), bar(2, 4)) == ("", "██", "████", "████")
-    assert bar(1e-9, 4) == "▏"
-    assert bar(0.5 + 1 / 32, 4) == "██▏"
+def test_bars_show_every_share_above_zero() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(mixture_table([{"large": 0.5 + 1 / 96, "small": 1e-9, "none": 0.0}], {}))
+    lines = text(console).splitlines()
+    assert [line.count("▏") for line in lines] == [1, 1, 0]
+    assert "██████▏" in lines[0]
+
+
+def test_sparklines() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([0.0, 0.0]) == "▁▁"
     assert sparkline([]) == ""

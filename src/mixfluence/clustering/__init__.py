@@ -15,12 +15,12 @@ from datasets import Dataset, Features
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from mixfluence.clustering.embeddings import Embedder, Matrix, Points
-from mixfluence.clustering.tree import Nodes, Tree, grow, merge
+from mixfluence.clustering.tree import Nodes, Points, Tree, grow, merge
 from mixfluence.data.cache import cached
 from mixfluence.data.mixture import Mixture
 from mixfluence.data.rows import RowSet, Subset, arrow_schema, join
 from mixfluence.data.tokens import open_array
+from mixfluence.embedding import Embedder, Matrix
 from mixfluence.errors import RecipeError
 from mixfluence.strategies.crisp import CRISP
 
@@ -90,7 +90,11 @@ def partition(
     names = [name for part in parts for name in part.names]
     weighted = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if weight}
     logger.info("%d clusters, %d of them with a weight", len(names), len(weighted))
-    rows = {cluster: counts for part in parts for cluster, counts in part.rows_by_dataset().items()}
+    rows = {
+        cluster: {name: count for name, count in zip(part.datasets, counts, strict=True) if count}
+        for part in parts
+        for cluster, counts in zip(part.names, part.rows.tolist(), strict=True)
+    }
     return Partition(Mixture(drawn), weighted, rows, tuple(mixture))
 
 
@@ -117,13 +121,6 @@ class Clusters:
     def numbers(self) -> NDArray[np.int32]:
         """Return the number of each row's cluster."""
         return self._clusters.astype(np.int32)[self._leaves]
-
-    def rows_by_dataset(self) -> dict[str, dict[str, int]]:
-        """Return the number of rows of each cluster by dataset."""
-        return {
-            cluster: {name: count for name, count in zip(self.datasets, counts, strict=True) if count}
-            for cluster, counts in zip(self.names, self.rows.tolist(), strict=True)
-        }
 
 
 def select_rows(

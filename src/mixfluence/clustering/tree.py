@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mixfluence.clustering.embeddings import Matrix, Points
+from mixfluence.embedding import ROWS_PER_CHUNK, Matrix
 from mixfluence.strategies.base import check_faiss
 
 Nodes = NDArray[np.int32]
@@ -16,6 +16,33 @@ Nodes = NDArray[np.int32]
 # Rows per cluster: with fewer a node is not split; k-means is trained on at most that many.
 MIN_PER_CLUSTER, MAX_PER_CLUSTER = 8, 256
 ITERATIONS = 20
+
+
+class Points:
+    """The vectors of several datasets as one table that is read in chunks."""
+
+    def __init__(self, vectors: Sequence[NDArray[np.float16]]) -> None:
+        self._vectors = vectors
+        self.starts = np.cumsum([0, *map(len, vectors)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, rows: NDArray[np.int64]) -> Matrix:
+        """Return the vectors of these rows, which must be in ascending order."""
+        cuts = np.searchsorted(rows, self.starts)
+        parts = [
+            vectors[rows[start:stop] - first]
+            for vectors, first, start, stop in zip(self._vectors, self.starts[:-1], cuts[:-1], cuts[1:], strict=True)
+        ]
+        return np.concatenate(parts).astype(np.float32)
+
+    def chunks(self) -> Iterator[tuple[slice, Matrix]]:
+        """Yield all vectors in order, in chunks with their rows."""
+        for vectors, first in zip(self._vectors, self.starts[:-1].tolist(), strict=True):
+            for start in range(0, len(vectors), ROWS_PER_CHUNK):
+                chunk = vectors[start : start + ROWS_PER_CHUNK].astype(np.float32)
+                yield slice(first + start, first + start + len(chunk)), chunk
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,17 +44,17 @@ class BeirSource(FileSource):
 
     def read_rows(self) -> RowSet:
         files = find_beir_files(self.path, self.split)
-        return self._convert(files, lambda: read_tables(files, judged_only=True))
+        return self._convert(files, lambda: read_collection(files, judged_only=True))
 
     def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
-        return read_task_files(find_beir_files(self.path, self.split), name)
+        return read_collection(find_beir_files(self.path, self.split)).task(name)
 
     def read_both(self, name: str) -> tuple[RowSet, RetrievalSet]:
         files = find_beir_files(self.path, self.split)
-        tables = read_tables(files)
-        return self._convert(files, lambda: tables), make_task(name, files.qrels[0], *tables)
+        collection = read_collection(files)
+        return self._convert(files, lambda: collection), collection.task(name)
 
-    def _convert(self, files: BeirFiles, read: Callable[[], BeirTables]) -> RowSet:
+    def _convert(self, files: BeirFiles, read: Callable[[], Collection]) -> RowSet:
         options = {"format": "beir", "per": self.per}
         return convert_once([*chain(*files)], options, lambda facts: _rows(files, read(), self.per, facts.notes))
 
@@ -67,12 +67,59 @@ class BeirFiles(NamedTuple):
     qrels: list[Path]
 
 
-class BeirTables(NamedTuple):
-    """The content of a collection: judgements, and id -> text of judged queries and of passages."""
+class Collection(NamedTuple):
+    """Judgements and where they are, for messages, with id -> text of judged queries and of passages."""
 
+    place: object
     grades: Grades
     queries: dict[str, str]
     passages: dict[str, str]
+
+    def task(self, name: str) -> RetrievalSet:
+        """Return a task with all passages."""
+        notes: list[str] = []
+        known = self._known(notes)
+        judged: dict[str, dict[str, int]] = {query: {} for query, _ in self.grades if query in self.queries}
+        for (query, passage), grade in known.items():
+            judged[query][passage] = grade
+        return RetrievalSet(
+            name,
+            query_ids=list(judged),
+            queries=[self.queries[query] for query in judged],
+            doc_ids=list(self.passages),
+            docs=list(self.passages.values()),
+            qrels=judged,
+            notes=tuple(f"{name}: {note}" for note in notes),
+        )
+
+    def rows(self, per: str, notes: list[str]) -> Iterable[Row]:
+        """Return a row for each positive, or with `per="query"` for the best of each query, without empty texts."""
+        known = self._known(notes)
+        positives = [
+            (query, passage)
+            for (query, passage), grade in known.items()
+            if grade > 0 and self.queries[query] and self.passages[passage]
+        ]
+        if per == "query":
+            best: dict[str, tuple[str, str]] = {}
+            for pair in positives:
+                if pair[0] not in best or known[pair] > known[best[pair[0]]]:
+                    best[pair[0]] = pair
+            positives = list(best.values())
+        return (Row(self.queries[query], self.passages[passage]) for query, passage in positives)
+
+    def _known(self, notes: list[str]) -> Grades:
+        """Return the judgements whose query and passage exist; a few others are noted, many are an error."""
+        known: Grades = {}
+        unknown: list[str] = []
+        for (query, passage), grade in self.grades.items():
+            if query in self.queries and passage in self.passages:
+                known[query, passage] = grade
+            else:
+                unknown.append(f"passage '{passage}'" if query in self.queries else f"query '{query}'")
+        what = "judgements of an unknown query or passage"
+        note_dropped(notes, self.place, what, unknown, len(self.grades), limit=MAX_DROPPED_SHARE)
+        return known
 
 
 def find_beir_files(folder: Path, split: str, prefix: str = "") -> BeirFiles:
@@ -108,80 +155,23 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def read_tables(files: BeirFiles, *, judged_only: bool = False) -> BeirTables:
+def read_collection(files: BeirFiles, *, judged_only: bool = False) -> Collection:
     """Read the files, with the whole corpus or with judged passages only."""
     grades = read_grades(files.qrels)
     queries = read_texts(files.queries, {query for query, _ in grades})
     wanted = {passage for _, passage in grades} if judged_only else None
-    return BeirTables(grades, queries, read_texts(files.corpus, wanted, titled=True))
+    return Collection(files.qrels[0], grades, queries, read_texts(files.corpus, wanted, titled=True))
 
 
-def read_task_files(files: BeirFiles, name: str) -> RetrievalSet:
-    """Return the task that these files contain."""
-    return make_task(name, files.qrels[0], *read_tables(files))
-
-
-def make_task(
-    name: str, qrels: object, grades: Grades, queries: dict[str, str], passages: dict[str, str]
-) -> RetrievalSet:
-    """Join texts (id -> text) and judgements into a task; judgements of missing texts are left out with a note.
-
-    `qrels` is where notes say that the judgements come from.
-    """
-    notes: list[str] = []
-    known = drop_unknown(grades, queries, passages, qrels, notes)
-    judged: dict[str, dict[str, int]] = {query: {} for query, _ in grades if query in queries}
-    for (query, passage), grade in known.items():
-        judged[query][passage] = grade
-    return RetrievalSet(
-        name,
-        query_ids=list(judged),
-        queries=[queries[query] for query in judged],
-        doc_ids=list(passages),
-        docs=list(passages.values()),
-        qrels=judged,
-        notes=tuple(f"{name}: {note}" for note in notes),
-    )
-
-
-def _rows(files: BeirFiles, tables: BeirTables, per: str, notes: list[str]) -> Iterator[Row]:
-    grades, queries, corpus = tables
-    judged = {passage for _, passage in grades}
-    passages = {id: text for id, text in corpus.items() if id in judged}
-    grades = drop_unknown(grades, queries, passages, files.qrels[0], notes)
+def _rows(files: BeirFiles, collection: Collection, per: str, notes: list[str]) -> Iterable[Row]:
+    rows = collection.rows(per, notes)
+    judged = {passage for _, passage in collection.grades}
+    passages = {id: text for id, text in collection.passages.items() if id in judged}
+    queries = collection.queries
     for (file, *_), what, texts in (files.queries, "queries", queries), (files.corpus, "judged passages", passages):
         empty = [f"'{id}'" for id, text in texts.items() if not text]
         note_dropped(notes, file, f"{what} without text", empty, len(texts))
-    yield from judged_rows(grades, queries, passages, per)
-
-
-def judged_rows(grades: Grades, queries: dict[str, str], passages: dict[str, str], per: str) -> Iterator[Row]:
-    """Yield a row for each positive, or with `per="query"` for the best of each query; empty texts are left out."""
-    positives = [pair for pair, grade in grades.items() if grade > 0 and queries[pair[0]] and passages[pair[1]]]
-    if per == "query":
-        best: dict[str, tuple[str, str]] = {}
-        for pair in positives:
-            if pair[0] not in best or grades[pair] > grades[best[pair[0]]]:
-                best[pair[0]] = pair
-        positives = list(best.values())
-    for query, passage in positives:
-        yield Row(queries[query], passages[passage])
-
-
-def drop_unknown(
-    grades: Grades, queries: Collection[str], passages: Collection[str], qrels: object, notes: list[str]
-) -> Grades:
-    """Return the judgements whose query and passage exist; a few others are noted, many are an error."""
-    unknown: list[str] = []
-    known: Grades = {}
-    for (query, passage), grade in grades.items():
-        if query in queries and passage in passages:
-            known[query, passage] = grade
-        else:
-            unknown.append(f"passage '{passage}'" if query in queries else f"query '{query}'")
-    what = "judgements of an unknown query or passage"
-    note_dropped(notes, qrels, what, unknown, len(grades), limit=MAX_DROPPED_SHARE)
-    return known
+    return rows
 
 
 def read_grades(files: Sequence[Path]) -> Grades:
@@ -222,7 +212,7 @@ def _record_lines(path: Path) -> Iterator[tuple[str, str, str, Any]]:
 
 def read_texts(
     files: Sequence[Path],
-    wanted: Collection[str] | None = None,
+    wanted: Container[str] | None = None,
     *,
     id_column: str = "_id",
     text_column: str = "text",

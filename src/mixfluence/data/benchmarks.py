@@ -6,14 +6,13 @@ The split that a benchmark reports must neither be trained on nor guide sampling
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Literal
 
-from mixfluence.data.beir import BeirTables, drop_unknown, judged_rows, make_task
+from mixfluence.data.beir import Collection
 from mixfluence.data.retrieval import RetrievalSet
-from mixfluence.data.rows import Facts, Row, RowSet, convert_once
+from mixfluence.data.rows import RowSet, convert_once
 from mixfluence.data.source import SourceSection
 from mixfluence.errors import DataError, first_line
 
@@ -32,15 +31,11 @@ class BenchmarkSource(SourceSection):
     def read_rows(self) -> RowSet:
         if self._reported():
             raise DataError(f"{self.location}: the split that the benchmark reports is for test only; choose another")
-        return convert_once([], self._identity() | {"per": self.per}, self._rows)
+        options = self._identity() | {"per": self.per}
+        return convert_once([], options, lambda facts: self._load().rows(self.per, facts.notes))
 
     def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
-        return make_task(name, self.location, *self._load())
-
-    def _rows(self, facts: Facts) -> Iterator[Row]:
-        grades, queries, passages = self._load()
-        known = drop_unknown(grades, queries, passages, self.location, facts.notes)
-        return judged_rows(known, queries, passages, self.per)
+        return self._load().task(name)
 
     @abstractmethod
     def _reported(self) -> bool:
@@ -51,7 +46,7 @@ class BenchmarkSource(SourceSection):
         """Return what determines the content."""
 
     @abstractmethod
-    def _load(self) -> BeirTables:
+    def _load(self) -> Collection:
         """Return the content."""
 
 
@@ -104,7 +99,7 @@ class MtebSource(BenchmarkSource):
         facts = {"format": "mteb", "task": self.task, "split": self.split, "language": self.language}
         return facts | {"revision": self.load_task().metadata.revision}
 
-    def _load(self) -> BeirTables:
+    def _load(self) -> Collection:
         task = self.load_task()
         subset, split = self.subset(task), self.split_of(task)
         task = task.filter_eval_splits([split]).filter_languages(None, hf_subsets=[subset])
@@ -117,7 +112,7 @@ class MtebSource(BenchmarkSource):
         grades = {(q, d): max(0, int(grade)) for q, own in data["relevant_docs"].items() for d, grade in own.items()}
         queries = {row["id"]: row["text"] for row in data["queries"]}
         passages = {row["id"]: f"{row.get('title') or ''} {row['text']}".strip() for row in data["corpus"]}
-        return BeirTables(grades, queries, passages)
+        return Collection(self.location, grades, queries, passages)
 
 
 class IrDatasetsSource(BenchmarkSource):
@@ -139,7 +134,7 @@ class IrDatasetsSource(BenchmarkSource):
     def _identity(self) -> dict[str, Any]:
         return {"format": "ir_datasets", "id": self.id, "version": version("ir_datasets")}
 
-    def _load(self) -> BeirTables:
+    def _load(self) -> Collection:
         ir_datasets = _import("ir_datasets")
         try:
             dataset = ir_datasets.load(self.id)
@@ -150,7 +145,7 @@ class IrDatasetsSource(BenchmarkSource):
             raise DataError(f"{self.id}: could not be loaded by ir_datasets ({first_line(error)})") from error
         grades = {(query, doc): max(0, grade) for query, doc, grade in judged}
         asked = {query for query, _ in grades}
-        return BeirTables(grades, {id: text for id, text in queries.items() if id in asked}, passages)
+        return Collection(self.location, grades, {id: text for id, text in queries.items() if id in asked}, passages)
 
 
 def _import(package: str) -> Any:

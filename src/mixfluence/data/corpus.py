@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import model_validator
 
 from mixfluence.data.pairs import RecordReader
-from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.data.retrieval import RetrievalSet, positives_of, retrieval_from_texts
 from mixfluence.data.rows import Facts, Row, RowSet, convert_once, hash_order
 from mixfluence.data.source import (
     ExistingPath,
@@ -96,22 +96,16 @@ class CorpusSource(FileSource):
         return convert_once(files, options, self._rows)
 
     def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
-        notes: tuple[str, ...] = ()
+        facts = Facts()
         if self.kind == "queries":
-            facts, documents = Facts(), read_documents(self.path)
+            documents = read_documents(self.path)
             labelled = self._labelled(documents, facts)
             texts = [document.whole for document in documents if document.whole]
-            notes = tuple(f"{name}: {note}" for note in facts.notes)
         else:
-            labelled = {}
-            for row in self.read_rows().rows:
-                labelled.setdefault(row["anchor"], []).append(row["positive"])
+            labelled = positives_of(self.read_rows().rows)
             texts = list(self.model_copy(update={"split": "all"}).read_rows().rows["positive"])
-        # Labelled positives that are the text of no document can only be found if they are added.
-        texts = list(dict.fromkeys([*texts, *(text for positives in labelled.values() for text in positives)]))
-        ids = {text: f"d{place}" for place, text in enumerate(texts)}
-        qrels = {f"q{place}": {ids[text]: 1 for text in own} for place, own in enumerate(labelled.values())}
-        return RetrievalSet(name, list(qrels), list(labelled), list(ids.values()), texts, qrels, notes=notes)
+        # Labelled positives may be the text of no document; the task has all positives.
+        return retrieval_from_texts(name, labelled, texts, [f"{name}: {note}" for note in facts.notes])
 
     def _rows(self, facts: Facts) -> Iterator[Row]:
         documents = read_documents(self.path)

@@ -11,13 +11,11 @@ from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
-from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.bge_m3 import BgeM3Source, MldrSource
 from mixfluence.data.corpus import CorpusSource
-from mixfluence.data.debdocs import DebdocsSource
 from mixfluence.data.mining import MiningSection, mine_negatives
-from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
-from mixfluence.data.pydocs import PydocsSource
+from mixfluence.data.pydocs import DebdocsSource, PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, count_difference
 from mixfluence.data.source import TRAINING_KEYS, SourceSection
@@ -86,9 +84,8 @@ def check_defaults(defaults: Any) -> None:
 def read_rows(source: Source) -> RowSet:
     """Read the training or dev rows of a source, with mined negatives and notes."""
     rows = source.read_rows()
-    if isinstance(source.negatives, MiningSection):
-        return _finish_rows(source, rows, source.read_task(source.location, rows).docs)
-    return _finish_rows(source, rows)
+    mined = isinstance(source.negatives, MiningSection)
+    return _finish_rows(source, rows, source.read_task(source.location, rows).docs if mined else ())
 
 
 def read_task(name: str, source: Source) -> RetrievalSet:

@@ -76,7 +76,7 @@ def mine_negatives(
 
     They come from the cache if neither texts, options nor encoder have changed.
     """
-    task = _search_task(rows, passages)
+    task = retrieval_from_rows("mining", rows, filter(str.strip, passages))
     model = [(file.name, checksum(file)) for file in sorted(Path(section.filter).rglob("*.*")) if file.is_file()]
     options = {
         "rows": rows.fingerprint,
@@ -111,15 +111,6 @@ def mine_negatives(
 
     result = convert_once([], options, read)
     return replace(result, notes=(*rows.notes, *result.notes), parts=rows.parts, columns=rows.columns)
-
-
-def _search_task(rows: RowSet, passages: Sequence[str]) -> RetrievalSet:
-    """Return the queries of the rows against all passages."""
-    task = retrieval_from_rows("mining", rows)
-    known = set(task.docs)
-    others = [text for text in dict.fromkeys(passages) if text.strip() and text not in known]
-    ids = [f"d{place}" for place in range(len(known), len(known) + len(others))]
-    return replace(task, docs=[*task.docs, *others], doc_ids=[*task.doc_ids, *ids])
 
 
 def _dense(

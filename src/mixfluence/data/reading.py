@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mixfluence.data.formats import Source, read_both, read_rows, read_task
 from mixfluence.data.mixture import Mixture, Overlap, without_overlap
-from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_sample, selecting_half
+from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_samples, selecting_half
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
 from mixfluence.display import counted
 from mixfluence.errors import MixfluenceError, refuse
 from mixfluence.recipe import Recipe
 from mixfluence.runs import OVERLAP_FILE
 from mixfluence.schema import short
-from mixfluence.strategies import Scoring
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
@@ -91,7 +90,7 @@ def read_data(recipe: Recipe) -> Data:
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
-    samples = dev_samples(recipe, scoring, tasks) if scoring else []
+    samples = scoring_samples(tasks, scoring, halves=recipe.halves) if scoring else []
     selection = []
     if recipe.selection:
         if recipe.halves:
@@ -100,11 +99,6 @@ def read_data(recipe: Recipe) -> Data:
         targets = [task for task in tasks if task.name not in recipe.strategy.guards]
         selection = [task.sample_corpus(recipe.selection.corpus) for task in targets]
     return Data(mixture, {name: name for name in mixture}, dev, selection, test, overlaps, samples)
-
-
-def dev_samples(recipe: Recipe, scoring: Scoring, tasks: Sequence[RetrievalSet]) -> list[RetrievalSet]:
-    """Return a sample of each dev set to score models by; with `selection.dev: halves` of the half that guides."""
-    return [scoring_sample(task, *scoring.shares(len(tasks)), halves=recipe.halves) for task in tasks]
 
 
 def _read_each(

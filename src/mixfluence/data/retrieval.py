@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from mixfluence.data.rows import RowSet, text_key
 from mixfluence.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from mixfluence.strategies import Scoring
 
 # Measures take memory for every grade up to the largest, and fail below zero.
 LARGEST_GRADE = 1_000
@@ -88,17 +95,29 @@ class RetrievalSet:
         return replace(self, doc_ids=[self.doc_ids[i] for i in keep], docs=[self.docs[i] for i in keep])
 
 
-def retrieval_from_rows(name: str, dataset: RowSet) -> RetrievalSet:
-    """Return a task of pairs: every query against every passage. A format with a corpus gives a harder task."""
-    docs: dict[str, str] = {}
-    queries: dict[str, str] = {}
-    qrels: dict[str, dict[str, int]] = {}
-    for row in dataset.rows:
-        for text in (row["positive"], *row["negatives"]):
-            docs.setdefault(text, f"d{len(docs)}")
-        query = queries.setdefault(row["anchor"], f"q{len(queries)}")
-        qrels.setdefault(query, {})[docs[row["positive"]]] = 1
-    return RetrievalSet(name, list(queries.values()), list(queries), list(docs.values()), list(docs), qrels)
+def retrieval_from_texts(
+    name: str, positives: Mapping[str, Iterable[str]], passages: Iterable[str], notes: Sequence[str] = ()
+) -> RetrievalSet:
+    """Return a task of queries with their positives, against these passages and all positives."""
+    docs = dict.fromkeys([*passages, *chain.from_iterable(positives.values())])
+    ids = {text: f"d{place}" for place, text in enumerate(docs)}
+    qrels = {f"q{place}": {ids[text]: 1 for text in own} for place, own in enumerate(positives.values())}
+    return RetrievalSet(name, list(qrels), list(positives), list(ids.values()), list(ids), qrels, notes=tuple(notes))
+
+
+def retrieval_from_rows(name: str, dataset: RowSet, others: Iterable[str] = ()) -> RetrievalSet:
+    """Return a task of pairs: every query against every passage and other texts."""
+    columns = zip(dataset.rows["positive"], dataset.rows["negatives"], strict=True)
+    passages = [text for positive, negatives in columns for text in (positive, *negatives)]
+    return retrieval_from_texts(name, positives_of(dataset.rows), [*passages, *others])
+
+
+def positives_of(rows: Dataset) -> dict[str, list[str]]:
+    """Return the positives of each query."""
+    found: dict[str, list[str]] = {}
+    for anchor, positive in zip(rows["anchor"], rows["positive"], strict=True):
+        found.setdefault(anchor, []).append(positive)
+    return found
 
 
 def guiding_half(name: str, dev: RowSet) -> RowSet:
@@ -111,11 +130,15 @@ def selecting_half(dev: RetrievalSet) -> RetrievalSet:
     return dev.take_queries(_half(dev.name, dev.queries, guides=False))
 
 
-def scoring_sample(dev: RetrievalSet, queries: int, passages: int, *, halves: bool) -> RetrievalSet:
-    """Return a small task to compare models by: of the queries that may guide, if halves are kept apart."""
-    chosen = _half(dev.name, dev.queries, guides=True) if halves else list(range(len(dev.queries)))
-    chosen = sorted(random.Random(0).sample(chosen, min(queries, len(chosen))))
-    return dev.take_queries(chosen).sample_corpus(passages)
+def scoring_samples(dev: Sequence[RetrievalSet], scoring: Scoring, *, halves: bool) -> list[RetrievalSet]:
+    """Return small tasks to compare models by: of the queries that may guide, if halves are kept apart."""
+    samples = []
+    for task in dev:
+        most, passages = scoring.shares(len(dev))
+        chosen = _half(task.name, task.queries, guides=True) if halves else list(range(len(task.queries)))
+        chosen = sorted(random.Random(0).sample(chosen, min(most, len(chosen))))
+        samples.append(task.take_queries(chosen).sample_corpus(passages))
+    return samples
 
 
 def _half(name: str, queries: Sequence[str], *, guides: bool) -> list[int]:

@@ -95,13 +95,6 @@ def hash_order(texts: Iterable[str]) -> list[int]:
     return sorted(range(len(hashes)), key=hashes.__getitem__)
 
 
-def cut_at_space(text: str, most: int) -> str:
-    """Return at most `most` characters of a text, cut at a space if it has any."""
-    if len(text) <= most:
-        return text
-    return text[: most + 1].rpartition(" ")[0] or text[:most]
-
-
 def count_difference(name: str, what: str, found: int, published: int | None) -> Iterator[str]:
     """Yield a note if a count is known and differs from what was read."""
     if published is not None and found != published:
@@ -178,14 +171,6 @@ def join(parts: Mapping[str, RowSet]) -> RowSet:
     rows = concatenate_datasets([part.rows for part in parts.values()])
     columns = next(iter(parts.values())).columns
     return RowSet(rows, digest, notes, {name: len(part) for name, part in parts.items()}, columns)
-
-
-def rows_in_memory(rows: Iterable[Row]) -> Dataset:
-    """Return rows as a dataset in memory, for small sets built on the fly."""
-    import pyarrow as pa
-    from datasets import Dataset
-
-    return Dataset(pa.Table.from_pylist([row._asdict() for row in rows], arrow_schema()))
 
 
 def fingerprint(dataset: Dataset) -> str:

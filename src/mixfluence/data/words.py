@@ -54,8 +54,8 @@ class WordTable:
     def _forget(self) -> None:
         self._numbers = _Numbers()
         self._ids: NDArray[np.int32] = np.empty(0, np.int32)
-        self._starts: NDArray[np.int64] = np.empty(0, np.int64)
-        self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
+        # Where the ids of each word start, and the end.
+        self._starts: NDArray[np.int64] = np.zeros(1, np.int64)
         self._uncertain: NDArray[np.bool_] = np.empty(0, np.bool_)
 
     def _look_up(self, texts: Sequence[str], most: int, split: Split) -> list[NDArray[np.int32] | None]:
@@ -67,7 +67,7 @@ class WordTable:
         bounds = np.cumsum([0, *map(len, words)])
         numbers = np.fromiter(map(self._numbers.__getitem__, chain.from_iterable(words)), np.int64, bounds[-1])
         self._learn()
-        lengths = self._lengths[numbers]
+        lengths = self._starts[numbers + 1] - self._starts[numbers]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         ids = self._ids[np.arange(ends[-1]) + np.repeat(self._starts[numbers] - ends[:-1], lengths)]
         starts, stops = ends[bounds[:-1]], ends[bounds[1:]]
@@ -88,8 +88,7 @@ class WordTable:
         # One call for all words is twice as fast as one for each.
         found = self._tokenizer.encode(new, is_pretokenized=True, add_special_tokens=False)
         lengths = np.bincount(np.array(found.word_ids, np.int64), minlength=len(new))
-        self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
-        self._lengths = np.concatenate([self._lengths, lengths])
+        self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths)])
         self._uncertain = np.concatenate([self._uncertain, [_leans_on_space(word) for word in new]])
         self._ids = np.concatenate([self._ids, np.array(found.ids, np.int32)])
 

@@ -149,7 +149,7 @@ def rank_queries(model: BaseModel, task: RetrievalSet, *, batch_size: int = 64) 
     A query whose relevant passages are not among those that a cross-encoder ranks is left out.
     """
     # Imported late: reading dev queries must not load torch.
-    from mixfluence.evaluation.search import search
+    from mixfluence.evaluation.retrieval import search
 
     scores, positions = search(model, task, len(task.docs), batch_size=batch_size)
     # Scored by position, not by cosine, so that ties have the same order in NDCG as in the rank.

@@ -60,7 +60,7 @@ class Chameleon(EmbeddingStrategy):
     def divide(self, mixture: Mixture, targets: Mapping[str, Any], recipe: Recipe, least_rows: int) -> Partition:
         """Return the datasets themselves with their weights."""
         from mixfluence.clustering import Partition
-        from mixfluence.clustering.embeddings import Embedder
+        from mixfluence.embedding import Embedder
 
         embedder = Embedder(load_named_encoder(self.encoder, recipe), self.texts)
         means = []

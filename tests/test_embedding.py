@@ -21,11 +21,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from mixfluence.clustering import embeddings
-from mixfluence.clustering.embeddings import Embedder, Points, Texts
+from mixfluence import embedding
+from mixfluence.clustering import tree
+from mixfluence.clustering.tree import Points
 from mixfluence.data import tokenize
 from mixfluence.data.cache import cache_root
 from mixfluence.data.rows import Row
+from mixfluence.embedding import Embedder, Texts
 from mixfluence.encoders import load_encoder
 from mixfluence.errors import MixfluenceError
 from tests.clustering.topics import rows_on, topic_encoder
@@ -78,7 +80,7 @@ def test_chunks_do_not_change_the_result(
     rows = row_set(*(Row(f"w{i}", " ".join(f"w{i + k}" for k in range(1 + i % 4))) for i in range(7)))
     whole = np.array(Embedder(tiny_bert, "both").vectors(rows))
     files()[0].unlink()
-    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", size)
+    monkeypatch.setattr(embedding, "ROWS_PER_CHUNK", size)
     np.testing.assert_allclose(Embedder(tiny_bert, "both").vectors(rows), whole, rtol=0, atol=HALF)
     assert np.linalg.matrix_rank(whole.astype(np.float32)) > 1
 
@@ -103,11 +105,11 @@ def test_chunks_encoded_on_all_cores_keep_their_rows_and_no_tokens(
     tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch, chunks_per_worker: int
 ) -> None:
     monkeypatch.setattr(tokenize, "CHUNKS_PER_WORKER", chunks_per_worker)
-    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", 3)
+    monkeypatch.setattr(embedding, "ROWS_PER_CHUNK", 3)
     rows = row_set(*(Row(f"w{20 + i}", f"w{20 + 2 * i} w1") for i in range(7)))
     embedder = Embedder(tiny_bert, "both")
     found = np.array(embedder.vectors(rows))
-    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", 100)
+    monkeypatch.setattr(embedding, "ROWS_PER_CHUNK", 100)
     for file in files():
         file.unlink()
     np.testing.assert_allclose(found, embedder.vectors(rows), rtol=0, atol=HALF)
@@ -195,7 +197,7 @@ def test_vectors_that_are_not_finite_are_refused_and_leave_no_file() -> None:
 
 
 def test_points_of_several_files_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embeddings, "ROWS_PER_CHUNK", 3)
+    monkeypatch.setattr(tree, "ROWS_PER_CHUNK", 3)
     table = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float16)
     points = Points([table[:5], table[5:6], table[6:]])
     assert len(points) == 12
