@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from mixfluence.data.pydocs import DebdocsSource
+from mixfluence.data.debdocs import DebdocsSource
 from mixfluence.errors import DataError, RecipeError
 
 LONG = "Ein Text, der lang genug ist, um als Passage zu taugen, Nummer"

@@ -13,9 +13,10 @@ from mixfluence.data.beir import BeirSource
 from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
 from mixfluence.data.bge_m3 import BgeM3Source, MldrSource
 from mixfluence.data.corpus import CorpusSource
+from mixfluence.data.debdocs import DebdocsSource
 from mixfluence.data.mining import MiningSection, mine_negatives
 from mixfluence.data.pairs import HubSource, PairsSource
-from mixfluence.data.pydocs import DebdocsSource, PydocsSource
+from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, count_difference
 from mixfluence.data.source import TRAINING_KEYS, SourceSection

@@ -95,6 +95,13 @@ def hash_order(texts: Iterable[str]) -> list[int]:
     return sorted(range(len(hashes)), key=hashes.__getitem__)
 
 
+def cut_at_space(text: str, most: int) -> str:
+    """Return at most `most` characters of a text, cut at a space if it has any."""
+    if len(text) <= most:
+        return text
+    return text[: most + 1].rpartition(" ")[0] or text[:most]
+
+
 def count_difference(name: str, what: str, found: int, published: int | None) -> Iterator[str]:
     """Yield a note if a count is known and differs from what was read."""
     if published is not None and found != published:
