@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.data.beir import BeirSource
-from mixfluence.data.bge_m3 import BgeM3Source, MldrSource
+from mixfluence.data.bge_m3 import BgeM3Source
+from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet

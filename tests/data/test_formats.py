@@ -21,8 +21,8 @@ import yaml
 
 from mixfluence.data import source as source_module
 from mixfluence.data.beir import BeirSource
-from mixfluence.data.bge_m3 import MldrSource
 from mixfluence.data.formats import FORMATS, read_both, read_rows, read_task
+from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import PairsSource
 from mixfluence.data.source import PublishedSection, SourceSection
 from mixfluence.errors import RecipeError

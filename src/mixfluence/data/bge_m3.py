@@ -1,32 +1,25 @@
-"""The formats `bge_m3` and `mldr`: the training data of BGE-M3, and the benchmark of long documents in 13 languages.
+"""The format `bge_m3`: the training data of BGE-M3.
 
-BGE-M3's data is a tree of `<source>/<name>_len-<from>-<to>.jsonl`, plain or gzipped. A line has a query, positives
+The data is a tree of `<source>/<name>_len-<from>-<to>.jsonl`, plain or gzipped. A line has a query, positives
 (`pos`), negatives (`neg`) and perhaps teacher scores, and makes one row with its first positive. All files of a
 language are one dataset. Rows of one source and length are a part of it, because batches of them need little padding.
-
-A language of MLDR is a folder `mldr-v1.0-<language>/` with a file per split and the corpus. Judgements of dev and test
-are in `qrels/qrels.mldr-v1.0-<language>-<split>.tsv`. mteb's Parquet copy, `MultiLongDocRetrieval`, is read too. It
-contains tasks but no training rows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import yaml
 
-from mixfluence.data.beir import Collection, find_beir_files, read_collection, read_grades, read_texts
 from mixfluence.data.pairs import RecordReader
-from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, convert_once, count_difference, join
-from mixfluence.data.source import FileSource, Record, find_file, read_objects, read_records, text_field
+from mixfluence.data.source import FileSource, read_records
 from mixfluence.errors import DataError
-from mixfluence.schema import short
 
 PUBLISHED = Path(__file__).with_suffix(".yaml")
 FILE = re.compile(r"(?P<name>.+)_len-(?P<start>\d+)-(?P<end>\d+|inf)\.jsonl(\.gz)?")
@@ -95,47 +88,3 @@ def _find_files(folder: Path, wanted: Iterable[str]) -> dict[LengthGroup, list[P
 def _read(files: list[Path]) -> RowSet:
     reader = RecordReader(str(files[0]), per="query")
     return convert_once(files, {"format": "bge_m3"}, lambda facts: reader.read(map(read_records, files), facts))
-
-
-class MldrSource(FileSource):
-    """One language of MLDR: rows for training and dev, and tasks with the language's whole corpus.
-
-    `path` contains `mldr-v1.0-<language>` and `qrels`, or mteb's `<language>-corpus`, `-queries` and `-qrels`.
-    """
-
-    format: Literal["mldr"] = "mldr"
-    language: str
-    split: Literal["train", "dev", "test"]
-
-    def read_rows(self) -> RowSet:
-        file = find_file(self._folder, f"{self.split}.jsonl")
-        reader = RecordReader(str(file), per="query")
-        return convert_once([file], {"format": "mldr"}, lambda facts: reader.read([_records(file)], facts))
-
-    def read_task(self, name: str, rows: RowSet | None = None) -> RetrievalSet:
-        if (self.path / f"{self.language}-corpus").is_dir():
-            return read_collection(find_beir_files(self.path, self.split, prefix=f"{self.language}-")).task(name)
-        qrels = find_file(self.path / "qrels", f"qrels.mldr-v1.0-{self.language}-{self.split}.tsv")
-        files = [find_file(self._folder, f"{stem}.jsonl") for stem in (self.split, "corpus")]
-        queries = read_texts(files[:1], id_column="query_id", text_column="query")
-        passages = read_texts(files[1:], id_column="docid")
-        return Collection(qrels, read_grades([qrels]), queries, passages).task(name)
-
-    @property
-    def _folder(self) -> Path:
-        return self.path / f"mldr-v1.0-{self.language}"
-
-
-def _records(file: Path) -> Iterator[Record]:
-    for where, record in read_objects(file):
-        query = text_field(record, "query", where).strip()
-        positives, negatives = (_passages(record, f"{side}_passages", where) for side in ("positive", "negative"))
-        yield where, {"query": query, "pos": positives, "neg": negatives}
-
-
-def _passages(record: dict[str, Any], column: str, where: str) -> list[str]:
-    """Return the texts of a list of passages, without empty ones; no value is an empty list."""
-    passages = record.get(column) or []
-    if not isinstance(passages, list) or not all(isinstance(passage, dict) for passage in passages):
-        raise DataError(f"{where}: found {short(passages)} as '{column}', expected a list of objects with a text")
-    return [text for passage in passages if (text := text_field(passage, "text", where).strip())]

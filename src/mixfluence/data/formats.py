@@ -11,10 +11,11 @@ from pydantic import SerializeAsAny
 
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
-from mixfluence.data.bge_m3 import BgeM3Source, MldrSource
+from mixfluence.data.bge_m3 import BgeM3Source
 from mixfluence.data.corpus import CorpusSource
 from mixfluence.data.debdocs import DebdocsSource
 from mixfluence.data.mining import MiningSection, mine_negatives
+from mixfluence.data.mldr import MldrSource
 from mixfluence.data.pairs import HubSource, PairsSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
