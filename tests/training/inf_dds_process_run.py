@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from mixfluence.data.mixture import Mixture
 from mixfluence.encoders import load_encoder
 from mixfluence.influence import Probe, Reptile, info_nce_metric
-from mixfluence.influence.shards import local
+from mixfluence.influence.snapshot import local
 from mixfluence.policy import UNIFORM, PolicyGradient
 from mixfluence.strategies import InfDDS
 from mixfluence.training.losses import info_nce

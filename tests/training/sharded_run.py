@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from mixfluence.influence.shards import load_shards, save_shards
+from mixfluence.training.sharded import load_shards, save_shards
 from tests.training.inf_dds_process_run import CHECKPOINT
 from tests.training.inf_dds_process_run import main as guided_run
 from tests.training.runs import leave_processes

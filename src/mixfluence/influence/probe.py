@@ -19,8 +19,7 @@ from mixfluence.influence.influences import Influences, combined_gain, gather
 from mixfluence.influence.metrics import Metric
 from mixfluence.influence.scoring import DevBatch
 from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
-from mixfluence.influence.shards import local, release
-from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve_rng_and_modes
+from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, local, preserve_rng_and_modes, release
 
 # Weights that a momentum-free step moves at once.
 SLICE = 2**26

@@ -1,4 +1,4 @@
-"""Exact restoration after a trial: tensors, optimizer state, random states and module modes."""
+"""Exact restoration after a trial: tensors or their shards, optimizer state, random states and module modes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence.shards import local
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor, in the same memory; the tensor itself if it is not sharded."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def release(model: nn.Module) -> None:
+    """Free gathered parameters, which a forward pass without gradients leaves behind.
+
+    The next pass gathers them again. Otherwise it would not see that the shards have changed.
+    """
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 class Snapshot:

@@ -32,7 +32,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixfluence.errors import MixfluenceError
 from mixfluence.files import sync, write_text
-from mixfluence.influence.shards import local
+from mixfluence.influence.snapshot import local
 from mixfluence.runs import read_trace
 from mixfluence.training import STOP_SIGNALS
 from mixfluence.training.checkpoints import STATE_FILE, checkpoint_of, rotate, seal, unseal_later, writing

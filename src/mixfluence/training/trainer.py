@@ -41,13 +41,13 @@ from mixfluence.training.batches import (
     tokenise_all,
 )
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
-from mixfluence.training.checkpoints import ShardedMixin
 from mixfluence.training.folder import list_mixture
 from mixfluence.training.graphs import CudaGraphs, compile_encoder, graph_encoder
 from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
+from mixfluence.training.sharded import ShardedMixin
 
 logger = logging.getLogger(__name__)
 
