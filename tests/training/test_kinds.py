@@ -30,7 +30,7 @@ from mixfluence.data.tokenize import Tokeniser, tokenise_unkept
 from mixfluence.encoders import KINDS, Kind, kind_of, load_encoder
 from mixfluence.errors import RecipeError
 from mixfluence.influence import Probe, info_nce_metric
-from mixfluence.influence.scoring import OTHER_ROWS, DevBatch, Piece, score_batches
+from mixfluence.influence.metrics import OTHER_ROWS, DevBatch, Piece, score_batches
 from mixfluence.policy import UNIFORM
 from mixfluence.strategies import InfDDS, Static
 from mixfluence.training.losses import info_nce

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
-from mixfluence.influence.metrics import Metric
-from mixfluence.influence.scoring import DevBatch
+from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.settings import Alignment, Batches, Learner, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve, preserve_rng_and_modes
 

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
-from mixfluence.influence.metrics import Metric
-from mixfluence.influence.scoring import DevBatch
+from mixfluence.influence.metrics import DevBatch, Metric
 from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, local, preserve_rng_and_modes, release
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mixfluence.influence.influences import Influences
-    from mixfluence.influence.metrics import Metric
-    from mixfluence.influence.scoring import DevBatch
+    from mixfluence.influence.metrics import DevBatch, Metric
 
 Aggregate = Literal["mean", "relative", "worst"]
 # Returns the batches of a dataset, given its position in the mixture.
