@@ -111,7 +111,7 @@ def _rehearse(recipe: Recipe, data: Data) -> None:
     train = Mixture({name: rows.sample(FEW_ROWS) for name, rows in data.train.items()})
     found = dict.fromkeys(train, 1 / len(train))
     # The limit of epochs is checked with all rows.
-    strategy = recipe.strategy._with(max_epochs=None)
+    strategy = recipe.strategy.model_copy(update={"max_epochs": None})
     with TemporaryDirectory(prefix="mixfluence-") as folder, quiet():
         # A plan may be made on a machine without a GPU.
         training = recipe.training.model_copy(update={"packing": None, "compiled": False})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,10 +254,6 @@ class Strategy(Section):
             raise ValueError(f"{type(self).__name__} keeps no state, found {sorted(state)}")
         for name in self.saved:
             setattr(self, f"_{name}", _from_json(state[name], getattr(self, f"_{name}")))
-
-    def _with(self, **changes: Any) -> Self:
-        """Return a copy with other settings and no state."""
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
 def _to_json(value: Any) -> Any:

@@ -41,7 +41,7 @@ class TargetOnly(Strategy):
     init: InitialField = UNIFORM
 
     def stages(self, recipe: Recipe) -> list[Stage]:
-        own = self if self.targets else self._with(targets=list(recipe.dev))
+        own = self if self.targets else self.model_copy(update={"targets": list(recipe.dev)})
         return [Stage(FINAL, recipe.training.steps, lambda found: own)]
 
     def start(self, sizes: Mapping[str, int]) -> None:

@@ -98,7 +98,7 @@ class DoGE(Strategy):
         return {"influence": scores.tolist()}
 
     def _proxy(self, found: Mapping[str, float]) -> Strategy:
-        return self._with(init=Weights(found) if found else self.init, max_epochs=None)
+        return self.model_copy(update={"init": Weights(found) if found else self.init, "max_epochs": None})
 
     def _shift(self, probed: NDArray[np.int64], scores: Vector) -> None:
         weights = self._weights.copy()

@@ -76,9 +76,10 @@ class GroupDRO(Strategy):
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         steps = recipe.training.steps
+        proxy = self.model_copy(update={"max_epochs": None})
         return [
             Stage("reference", self.reference_steps or steps, lambda found: Static(init=self.init)),
-            Stage("proxy", self.proxy_steps or steps, lambda found: self._with(max_epochs=None), against="reference"),
+            Stage("proxy", self.proxy_steps or steps, lambda found: proxy, against="reference"),
             final_stage(steps, max_epochs=self.max_epochs),
         ]
 

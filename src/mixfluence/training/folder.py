@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import logging
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +94,10 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
 def list_mixture(trainer: MixtureMixin, card: Path) -> None:
     """Add the mixture to a model's card, or replace it."""
     rows = ["| dataset | rows | probability | rows drawn |", "| --- | ---: | ---: | ---: |"]
-    drawn = zip(trainer.sampler.probabilities(), trainer.sampler.rows_drawn, strict=True)
-    for (name, size), (probability, count) in zip(trainer.mixture.sizes.items(), drawn, strict=True):
+    probabilities, drawn = trainer.probabilities(), trainer.rows_drawn()
+    for name, size in trainer.mixture.sizes.items():
         escaped = html.escape(name).replace("|", "&#124;").replace("\n", " ")
-        rows.append(f"| {escaped} | {size:,} | {probability:.3g} | {count:,} |")
+        rows.append(f"| {escaped} | {size:,} | {probabilities[name]:.3g} | {drawn[name]:,} |")
     text = card.read_text(encoding="utf-8").split(CARD_HEADING)[0].rstrip()
     strategy = f"Sampled with mixfluence, strategy `{type(trainer.strategy).__name__}`; probabilities at the end."
     card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
@@ -112,7 +113,7 @@ def record_facts(trainer: MixtureMixin, seconds: dict[str, float], probing: dict
             name: facts | {"fingerprint": trainer.mixture[name].fingerprint}
             for name, facts in trainer.describe_datasets().items()
         },
-        "rows_drawn": dict(zip(trainer.mixture, trainer.sampler.rows_drawn.tolist(), strict=True)),
+        "rows_drawn": trainer.rows_drawn(),
         "steps": trainer.state.global_step,
         "selected_step": runs.step_of(best) if best else trainer.state.global_step,
         "probing": {name: probing[name] for name in ("rounds", "failed", "parameter_sizes")},
@@ -171,12 +172,12 @@ def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
     took = f"{seconds['train']:.0f} s" + (f" and {seconds['probe']:.0f} s of probes" if seconds["probe"] else "")
     title = f"{type(trainer.strategy).__name__}: {trainer.state.global_step:,} steps in {took}"
     table = Table("dataset", "rows", "at first", "at the end", "rows drawn", "epochs", title=title)
-    first, last = trainer.initial_weights, trainer.probabilities()
-    for place, (name, size) in enumerate(trainer.mixture.sizes.items()):
-        drawn = int(trainer.sampler.rows_drawn[place])
-        cells = (f"{size:,}", percent(first[place]), percent(last[name]), f"{drawn:,}", f"{drawn / size:.2f}")
-        if place < MOST_SHOWN:
-            table.add_row(Text(printable(name)), *cells)
+    first = dict(zip(trainer.mixture, trainer.initial_weights, strict=True))
+    last, drawn = trainer.probabilities(), trainer.rows_drawn()
+    for name, size in islice(trainer.mixture.sizes.items(), MOST_SHOWN):
+        epochs = f"{drawn[name] / size:.2f}"
+        cells = f"{size:,}", percent(first[name]), percent(last[name]), f"{drawn[name]:,}", epochs
+        table.add_row(Text(printable(name)), *cells)
     if (rest := len(trainer.mixture) - MOST_SHOWN) > 0:
         table.add_row(f"and {rest} more")
     return table

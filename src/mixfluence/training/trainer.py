@@ -206,6 +206,10 @@ class MixtureMixin(ShardedMixin):
         """Return the probability of each dataset for the next draw."""
         return self._named(self.sampler.probabilities())
 
+    def rows_drawn(self) -> dict[str, int]:
+        """Return the rows drawn of each dataset so far."""
+        return self._named(self.sampler.rows_drawn)
+
     def outcome(self) -> dict[str, float] | None:
         """Return the mixture to train on next, for a strategy that looks for one; None for others."""
         found = self.strategy.outcome()
@@ -247,7 +251,7 @@ class MixtureMixin(ShardedMixin):
         """Add each dataset's probability, rows drawn and last influence to the logs that every tracker gets."""
         if "loss" in logs:
             logs = logs | {f"sampling/{name}": round(p, 6) for name, p in self.probabilities().items()}
-            logs |= {f"rows_drawn/{name}": rows for name, rows in self._named(self.sampler.rows_drawn).items()}
+            logs |= {f"rows_drawn/{name}": rows for name, rows in self.rows_drawn().items()}
             if self.probing:
                 logs |= {f"influence/{name}": value for name, value in self.probing.influence.items()}
                 logs["probing/seconds"] = round(self.probing.seconds, 3)
