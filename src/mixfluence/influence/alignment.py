@@ -14,7 +14,7 @@ from torch import Tensor
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
 from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.settings import Alignment, Batches, Learner, refuse_without_moments
+from mixfluence.influence.settings import Alignment, Batches, Learner, Meter, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve, preserve_rng_and_modes
 
 Array = NDArray[np.float64]
@@ -22,24 +22,18 @@ Array = NDArray[np.float64]
 Pair = tuple[Tensor, Tensor]
 
 
-class Aligner:
+class Aligner(Meter):
     """Measures alignments without side effects: everything is restored bit by bit.
 
     Gradients are compared one by one, so that a single vector of parameter size is kept for any number of datasets and
     targets: the mean of cosines is the dot product with the mean of the targets' unit vectors.
-
-    Attributes:
-        memory: Extra device memory of the last round, in parameter sizes: 1 in fp32.
     """
 
     def __init__(self, learner: Learner, alignment: Alignment, metric: Metric) -> None:
         if alignment.preconditioned:
             refuse_without_moments(learner.optimizer)
-        self._learner = learner
+        super().__init__(learner, metric)
         self._alignment = alignment
-        self._metric = metric
-        self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-        self.memory = 0.0
 
     @explain_out_of_memory("strategy.alignment")
     def measure(

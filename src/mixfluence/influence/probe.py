@@ -17,34 +17,28 @@ from torch.optim import Optimizer
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
 from mixfluence.influence.metrics import DevBatch, Metric
-from mixfluence.influence.settings import Batches, Learner, Probe, Reptile, refuse_without_moments
+from mixfluence.influence.settings import Batches, Learner, Meter, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, local, preserve_rng_and_modes, release
 
 # Weights that a momentum-free step moves at once.
 SLICE = 2**26
 
 
-class Prober:
+class Prober(Meter):
     """Measures influences. Without Reptile, probing has no side effects: everything is restored bit by bit.
 
     Several processes divide the datasets and exchange results once, at the end; or they take the steps on each dataset
-    together and use the results of the first.
-
-    Attributes:
-        memory: Extra device memory of the last round, in parameter sizes: 1 for the snapshot, 2 more with inherited
-            state, 1 more with Reptile.
+    together and use the results of the first. The memory is 1 for the snapshot, 2 more with inherited state, 1 more
+    with Reptile.
     """
 
     def __init__(self, learner: Learner, probe: Probe, metric: Metric, reptile: Reptile | None = None) -> None:
         if probe.state == "momentum-free":
             refuse_without_moments(learner.optimizer)
-        self._learner = learner
+        super().__init__(learner, metric)
         self._probe = probe
-        self._metric = metric
         self._reptile = reptile
         self._sign = 1 if metric.higher_is_better else -1
-        self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-        self.memory = 0.0
 
     @explain_out_of_memory("strategy.probe", ", or keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
     def measure(

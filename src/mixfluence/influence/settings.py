@@ -6,7 +6,7 @@ This module needs no torch, so that recipes can be read without it. `probe` and 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
@@ -53,12 +53,20 @@ class Learner(Protocol):
         """Return the sum over all processes, on every process."""
 
 
-class Meter(Protocol):
-    """Measures the influence of datasets, without side effects except for a Reptile step."""
+class Meter(ABC):
+    """Measures the influence of datasets, without side effects except for a Reptile step.
 
-    # Extra device memory of the last round, in parameter sizes.
-    memory: float
+    Attributes:
+        memory: Extra device memory of the last round, in parameter sizes: 1 for a copy of the parameters in fp32.
+    """
 
+    def __init__(self, learner: Learner, metric: Metric) -> None:
+        self._learner = learner
+        self._metric = metric
+        self._parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
+        self.memory = 0.0
+
+    @abstractmethod
     def measure(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float
     ) -> Influences:

@@ -38,6 +38,7 @@ class Rule(Section):
 
     def start(self, logits: Vector) -> None:
         """Reset the rule to the initial logits."""
+        self._start = logits.copy()
         self._state: dict[str, Vector] = {}
 
     @abstractmethod
@@ -74,6 +75,7 @@ class PolicyGradient(Rule):
     betas: Annotated[list[Fraction], Field(min_length=2, max_length=2, default=[0.9, 0.999])]
 
     def start(self, logits: Vector) -> None:
+        super().start(logits)
         self._adam = Adam(len(logits), self.betas)
         self._state = self._adam.state
 
@@ -104,7 +106,7 @@ class Anchored(Rule):
     memory: Fraction = 0.9
 
     def start(self, logits: Vector) -> None:
-        self._start = logits.copy()
+        super().start(logits)
         self._state = {"total": np.zeros_like(logits), "weight": np.zeros_like(logits)}
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
@@ -142,11 +144,6 @@ class Fair(Rule):
     by_target = True
     pull: Positive = 0.15
     memory: Fraction = 0.9
-
-    def start(self, logits: Vector) -> None:
-        """Remember the initial logits and forget all rounds."""
-        self._start = logits.copy()
-        self._state = {}
 
     def move(self, logits: Vector, reward: Reward) -> Vector:
         """Update the matrix of means and solve for the mixture."""
