@@ -135,7 +135,6 @@ class Guards:
         return {"start": start, "total": self._total.tolist(), "weight": self._weight.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._start = None if state["start"] is None else np.array(state["start"])
         self._total[:], self._weight[:] = state["total"], state["weight"]
 

@@ -82,7 +82,6 @@ class Evidence:
         return {"last": list(self._last.items()), "agreed": self._agreed, "comparisons": self._comparisons}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._last = {int(dataset): values for dataset, values in state["last"]}
         self._agreed, self._comparisons = state["agreed"], state["comparisons"]
 

@@ -241,11 +241,9 @@ class Adam:
         return np.asarray(unbiased_mean / (np.sqrt(unbiased_square) + self._epsilon))
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return counts and moments as JSON values."""
         return {name: values.tolist() for name, values in self.state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         for name, values in self.state.items():
             values[:] = state[name]
 

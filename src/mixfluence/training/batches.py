@@ -116,7 +116,6 @@ class PlacedLoader(DataLoader[TokenBatch]):
         self._device = args.device
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield batches on the device."""
         for batch in super().__iter__():
             yield send_to_device(batch, self._device, non_blocking=True)
 

@@ -162,7 +162,6 @@ class Graphs:
         self._failed = False
 
     def __call__(self, **inputs: Any) -> Any:
-        """Return the output for a filled batch."""
         device = inputs["input_ids"].device.type
         half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         graph = self._find(half, inputs) if self._part.training and torch.is_grad_enabled() else None

@@ -51,7 +51,6 @@ class RerankerMixtureTrainer(MixtureMixin, CrossEncoderTrainer):
         return _PromptingCollator(model.preprocess, args=args, datasets=[*self.mixture, *(self.dev or ())])
 
     def collect_features(self, inputs: dict[str, Any]) -> tuple[list[list[str]], Tensor | None]:
-        """Return the columns of texts and the teacher's scores."""
         texts = [value for name, value in inputs.items() if name != "label" and isinstance(value, list)]
         return texts, inputs.get("label")
 

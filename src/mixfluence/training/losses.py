@@ -66,7 +66,6 @@ class PackedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
     """`MultipleNegativesRankingLoss` that embeds all columns in one pass if they are packed."""
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch."""
         columns = list(sentence_features)
         if not packed(columns[0]):
             return cast(Tensor, super().forward(columns, labels))
@@ -252,7 +251,6 @@ class GroupLoss(nn.Module):
         self._gather_across_devices = gather_across_devices
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """Return the weighted loss of a batch."""
         columns = list(sentence_features)
         losses = self._rows(embed_columns(self.model, columns))
         if not (self.training and torch.is_grad_enabled()):

@@ -39,7 +39,6 @@ class M3Distillation(CachedLossMixin, nn.Module):
         self.uses_gradient_cache = mini_batch_size is not None
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a batch."""
         columns = list(sentence_features)
         if self.uses_gradient_cache:
             return cast(Tensor, CachedLossMixin.forward_cached(self, columns, labels))

@@ -124,7 +124,6 @@ class ProbeRunner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
         self._rounds = state["rounds"]
         self._spread = math.inf if state["spread"] is None else state["spread"]
         restore(self._streams, state["streams"])
@@ -220,7 +219,6 @@ class TrainerLearner:
         self.optimizer: torch.optim.Optimizer = trainer.optimizer.optimizer
 
     def backward(self, batch: dict[str, Any]) -> None:
-        """Compute the clipped gradient of a batch's loss, as a training step would."""
         trainer = self._trainer
         wrapped = trainer.model_wrapped if self.world == 1 else trainer.model
         with trainer.compute_loss_context_manager():
@@ -230,15 +228,12 @@ class TrainerLearner:
             trainer.accelerator.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
 
     def agree(self, values: Tensor) -> Tensor:
-        """Return the values of the first process on every process."""
         return cast(Tensor, broadcast(values)) if self._trainer.args.world_size > 1 else values
 
     def total(self, values: Tensor) -> Tensor:
-        """Return the sum over all processes."""
         return cast(Tensor, reduce(values.contiguous(), "sum"))
 
     def place(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch on the trainer's device."""
         return cast(dict[str, Any], place(batch, self._trainer.args.device))
 
     @contextmanager

@@ -30,7 +30,6 @@ class ShardedMixin(BaseTrainer):
     """
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the whole model."""
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return

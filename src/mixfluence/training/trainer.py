@@ -184,12 +184,10 @@ class MixtureMixin(ShardedMixin):
         return collator
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Collect facts for the card of the model, unless they are not wanted."""
         if self.model_card:
             super().add_model_card_callback(default_args_dict)
 
     def get_default_loss(self, model: BaseModel) -> nn.Module:
-        """Return InfoNCE."""
         return info_nce(model)
 
     @cached_property
@@ -264,7 +262,6 @@ class MixtureMixin(ShardedMixin):
                 del history[key]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and list the mixture in its card."""
         super().save_model(output_dir, _internal_call)
         if not self.args.should_save or not hasattr(self, "sampler"):
             return
