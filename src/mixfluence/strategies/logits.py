@@ -78,10 +78,8 @@ class LogitStrategy(Strategy):
 
     def due(self, step: int, relative_rate: float) -> bool:
         self._step = step
-        if self.budget is None or self._rounds_at is None:
-            on_time = at_interval(step, self.update_every, self.warmup_steps)
-        else:
-            on_time = step in self._rounds_at[:-1]
+        rounds = self._rounds_at
+        on_time = at_interval(step, self.update_every, self.warmup_steps) if rounds is None else step in rounds[:-1]
         return on_time and relative_rate >= self.freeze_below
 
     def steps_to_next_round(self) -> int:

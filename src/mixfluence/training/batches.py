@@ -50,8 +50,7 @@ class MixtureRows(Dataset[TokenBatch]):
         self._names = list(datasets)
         self._datasets = list(datasets.values())
         self._negatives = [negatives[name] for name in self._names]
-        sizes = np.array([len(dataset) for dataset in self._datasets])
-        self._ends = np.cumsum(sizes)
+        self._ends = np.cumsum([len(dataset) for dataset in self._datasets])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
