@@ -12,8 +12,10 @@ from .scoring import DevBatch as DevBatch
 from .scoring import Piece as Piece
 from .scoring import embed_columns as embed_columns
 from .scoring import packed as packed
+from .settings import PROBES as PROBES
 from .settings import Aggregate as Aggregate
 from .settings import Alignment as Alignment
+from .settings import InLine as InLine
 from .settings import Learner as Learner
 from .settings import Measurement as Measurement
 from .settings import Meter as Meter
