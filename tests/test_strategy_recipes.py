@@ -184,6 +184,7 @@ def test_every_setting_reaches_the_strategy(tmp_path: Path) -> None:
     assert (found.update_every, found.warmup_steps, found.inner_steps, found.subset) == (7, 11, 2, 5)
     assert (found.freeze_below, found.floor, found.max_epochs) == (0.2, 0.01, 3)
     probe = found.probe
+    assert isinstance(probe, Probe)
     assert (probe.state, probe.learning_rate, probe.batch_size, probe.dev_batch_size) == (
         *("momentum-free", 0.001),
         *(12, 34),

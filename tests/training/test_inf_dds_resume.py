@@ -1,8 +1,7 @@
 """A run guided by influence that was stopped and resumed is the run that was not.
 
 - Parameters, optimizer, logits, trace and log are equal to the last bit, whether the checkpoint lies between two
-  rounds or right behind one, for probes of all kinds, with Reptile, dropout, loader workers and a subset,
-  chosen at random or by need.
+  rounds or right behind one, for probes of all kinds, with Reptile, dropout, loader workers and a subset.
 - The next round of a resumed run draws the datasets, rows, dev rows and dropout that it would have drawn.
 """
 

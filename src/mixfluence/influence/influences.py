@@ -30,6 +30,8 @@ class Influences:
         base: Mean metric on each dev set before any probe.
         gains: For each dev set an array of probed datasets x queries: the improvement of each query's metric.
         sign: 1 if a larger metric is better, -1 if a smaller one is.
+        noise: Variance by the choice of the training batches of each influence on each target, as a distance from the
+            mean over datasets; None if it is not known.
     """
 
     probed: NDArray[np.int64]
@@ -38,12 +40,14 @@ class Influences:
     base: Array
     gains: list[Array]
     sign: int = -1
+    noise: Array | None = None
 
     def of(self, targets: Iterable[str]) -> Influences:
         """Return the influences on some of the dev sets, in the given order."""
         places = [self.targets.index(target) for target in targets]
         names, gains = [self.targets[place] for place in places], [self.gains[place] for place in places]
-        return replace(self, targets=names, base=self.base[places], gains=gains)
+        noise = None if self.noise is None else self.noise[:, places]
+        return replace(self, targets=names, base=self.base[places], gains=gains, noise=noise)
 
     def on_targets(self) -> Array:
         """Return the influence of every probed dataset on every target."""
@@ -51,7 +55,8 @@ class Influences:
 
     def errors(self) -> Array:
         """Return the standard error of each influence on each target, as a distance from the mean over datasets."""
-        return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
+        errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
+        return errors if self.noise is None else np.sqrt(errors**2 + self.noise)
 
     def spread(self, how: Aggregate) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""

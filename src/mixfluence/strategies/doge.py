@@ -13,7 +13,6 @@ from mixfluence.influence import Probing, Projection
 from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.schema import Count, Fraction, Positive
 from mixfluence.strategies.base import Stage, Strategy
-from mixfluence.strategies.logits import at_interval
 from mixfluence.strategies.static import final_stage
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class DoGE(Strategy):
     def due(self, step: int, relative_rate: float) -> bool:
         """Return whether a multiple of `update_every` is reached, and remember how far an update may go."""
         self._relative_rate = relative_rate
-        return at_interval(step, self.update_every, after=0)
+        return step > 0 and step % self.update_every == 0
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Shift weight between the measured datasets; the others change by the smoothing alone."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from mixfluence.influence import Probe, Probing, Reptile
+from mixfluence.errors import RecipeError
+from mixfluence.influence import PROBES, InLine, Probe, Probing, Reptile
 from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule
 from mixfluence.schema import BatchSize, NonNegative, Positive, Share, registered
 from mixfluence.strategies.logits import LogitStrategy
@@ -68,7 +69,7 @@ class InfDDS(LogitStrategy):
         update_every: Steps between updates, K of the paper. If it is given without a `budget`, there is no budget.
         inner_steps: Steps of a probe, l of the paper.
         subset: Probe this many datasets, chosen at random each time, instead of all.
-        probe: How datasets are probed and measured.
+        probe: How datasets are measured: by a `Probe`, or `in-line` by the steps of training (see `InLine`).
         rule: How influences move logits.
         reptile: Let the model follow its probes; None (`off`) to roll back exactly.
         shrink: Shrink influences by their standard errors.
@@ -85,7 +86,9 @@ class InfDDS(LogitStrategy):
     budget: Positive | None = 0.25
     inner_steps: Annotated[int, Field(ge=0, le=1000)] = 1
     subset: BatchSize | None = None
-    probe: Probe = Field(default_factory=Probe)
+    probe: Annotated[SerializeAsAny[Probe | InLine], registered(PROBES, default="trial")] = Field(
+        default_factory=Probe
+    )
     rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Fair)
     reptile: Annotated[Reptile | None, BeforeValidator(_reptile)] = None
     shrink: bool = True
@@ -112,6 +115,14 @@ class InfDDS(LogitStrategy):
             raise ValueError("guard: needs reptile: off, or the model would follow probes that harm a guard")
         return self
 
+    @model_validator(mode="after")
+    def _no_trials_in_line(self) -> Self:
+        trials = {"inner_steps": self.inner_steps != 1, "subset": self.subset, "reptile": self.reptile}
+        if isinstance(self.probe, InLine) and any(trials.values()):
+            key = next(name for name, given in trials.items() if given)
+            raise ValueError(f"{key}: in-line measurements take no trial steps; leave it out, or use another probe")
+        return self
+
     @property
     def guards(self) -> Mapping[str, float]:
         return self.guard
@@ -122,6 +133,9 @@ class InfDDS(LogitStrategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         super().start(sizes)
+        window = self.probe.window(len(self.candidates()))
+        if self.budget is None and self.update_every < window:
+            raise RecipeError(f"update_every: in-line measurements need {window} steps, found {self.update_every}")
         self.rule.start(self._logits)
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
         # The logits of the rule, before guards change them.

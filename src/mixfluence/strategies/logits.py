@@ -16,8 +16,7 @@ from mixfluence.strategies.base import Strategy
 if TYPE_CHECKING:
     from mixfluence.influence import RoundCost
 
-# To fit so many rounds into a budget, each measures fewer rows of a target, down to this many.
-LEAST_ROUNDS = 2
+# Rounds measure fewer rows of a target if a budget is small, down to this many.
 LEAST_ROWS = 16
 
 
@@ -30,8 +29,8 @@ class LogitStrategy(Strategy):
         warmup_steps: Steps before the first update.
         budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
             fewer and further apart the later they are, because early ones act on more of the run, and at least
-            `update_every` steps apart. If not even two fit, they measure fewer dev rows, down to 16 of each target. At
-            least one takes place; `plan` warns if it exceeds the budget.
+            `update_every` steps apart. If not even two fit (four in-line), they measure fewer dev rows, down to 16 of
+            each target. At least one takes place; `plan` warns if it exceeds the budget.
         freeze_below: No update while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset.
     """
@@ -67,20 +66,26 @@ class LogitStrategy(Strategy):
         rows = super().space_rounds(cost, steps)
         if self.budget is None:
             return rows
-        limit = self.measuring_limit(steps)
-        while (allowed := int(limit / cost(rows))) < LEAST_ROUNDS and rows > LEAST_ROWS:
+        assert self.probing is not None
+        limit, method = self.measuring_limit(steps), self.probing.method
+        while (allowed := int(limit / cost(rows))) < method.least_rounds and rows > LEAST_ROWS:
             rows = max(LEAST_ROWS, rows // 2)
         # Linear decay reaches `freeze_below` at about this step.
         end = int((1 - self.freeze_below) * steps)
-        first, count = max(1, self.warmup_steps), max(1, allowed)
-        self._rounds_at = [*growing_intervals(first, end, count, least=self.update_every), steps]
+        window = method.window(len(self.candidates()))
+        first, count = max(1, self.warmup_steps, window), max(1, allowed)
+        self._rounds_at = [*growing_intervals(first, end, count, least=max(self.update_every, window)), steps]
         return rows
 
     def due(self, step: int, relative_rate: float) -> bool:
         self._step = step
-        rounds = self._rounds_at
-        on_time = at_interval(step, self.update_every, self.warmup_steps) if rounds is None else step in rounds[:-1]
-        return on_time and relative_rate >= self.freeze_below
+        return self.steps_to_round(step) == 0 and relative_rate >= self.freeze_below
+
+    def steps_to_round(self, step: int) -> float:
+        if self._rounds_at is not None:
+            return next((at - step for at in self._rounds_at[:-1] if at >= step), inf)
+        first = self.warmup_steps or self.update_every
+        return first - step if step < first else (first - step) % self.update_every
 
     def steps_to_next_round(self) -> int:
         """Return how many steps will be trained with the weights of a round that was due."""
@@ -108,8 +113,3 @@ def growing_intervals(first: int, end: int, count: int, *, least: int) -> list[i
         middle = (low + high) / 2
         low, high = (middle, high) if numbers(middle)[-1] < end else (low, middle)
     return [first, *(int(number) for number in numbers(low)[1:-1] if number < end)]
-
-
-def at_interval(step: int, every: int, after: int) -> bool:
-    """Return whether a multiple of `every` steps has passed since step `after`; never at step 0."""
-    return step > 0 and step >= after and (step - after) % every == 0

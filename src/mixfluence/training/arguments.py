@@ -12,7 +12,7 @@ from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import Probe
+from mixfluence.influence import Alignment
 from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 
@@ -59,7 +59,7 @@ def check_engine(trainer: MixtureMixin) -> None:
         "packing or compiled": trainer.packing or trainer.compiled,
         "an evaluator or selection during training": trainer.evaluator is not None,
         "test_dataset; test the saved model": trainer.test,
-        "gradient alignment; use inf-dds": probing and not isinstance(probing.method, Probe),
+        "gradient alignment; use inf-dds": probing and isinstance(probing.method, Alignment),
         "strategy.reptile; set it to off": probing and probing.reptile,
         "strategy.probe.processes: divided; set it to together": probing and probing.method.alone,
     }

@@ -100,6 +100,9 @@ class MixtureCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_substep_end(args, state, control)
+        if self._trainer.probing:
+            trained = self._unwritten[-args.gradient_accumulation_steps :]
+            self._trainer.probing.follow([dataset for dataset, _ in trained])
         if self._trainer.probing and self._trainer.probing.due:
             self._write_trained(state, {})
             update = self._trainer.probing.update()

@@ -171,6 +171,10 @@ def packed_attention(
 
 def _flash(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: float | None) -> Tensor:
     q, k, v = (head.squeeze(0).transpose(0, 1) for head in heads)
+    single = q.dtype == torch.float32
+    if single:
+        # The kernel has no float32; float16 rounds as TF32 does.
+        q, k, v = q.half(), k.half(), v.half()
     # Torch's public `varlen_attn` is this kernel without dropout.
     forward = torch.ops.aten._flash_attention_forward
     sizes = bounds, bounds, sight.longest, sight.longest
@@ -180,7 +184,7 @@ def _flash(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: fl
         side = sight.window - 1
         causal, window = False, {"window_size_left": side, "window_size_right": 0 if sight.causal else side}
     output: Tensor = forward(q, k, v, *sizes, dropout, causal, False, scale=scale, **window)[0]
-    return output
+    return output.float() if single else output
 
 
 def _masked(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: float | None) -> Tensor:
