@@ -127,10 +127,10 @@ def test_a_weight_of_zero_stays_zero_and_the_floor_holds() -> None:
 
 
 def test_updates_are_due_after_the_warm_up_at_a_useful_learning_rate() -> None:
-    strategy = MultiDDS(update_every=4, warmup_steps=3, freeze_below=0.5)
+    strategy = started(update_every=4, warmup_steps=3, freeze_below=0.5)
     assert [step for step in range(13) if strategy.due(step, 1.0)] == [3, 7, 11]
     assert not any(strategy.due(step, 0.4) for step in range(13))
-    assert not MultiDDS(update_every=4, warmup_steps=0).due(0, 1.0)
+    assert not started(update_every=4, warmup_steps=0).due(0, 1.0)
 
 
 @pytest.mark.parametrize("init", [PROPORTIONAL, Weights({"a": 1, "b": 0, "c": 3})])
