@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mixfluence.data.formats import Source
     from mixfluence.recipe import Recipe
 
+TrustOption = Annotated[bool, Option("--trust-remote-code", help="Let models run code that comes with them.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 WATCH_SECONDS = 2.0
@@ -54,13 +55,11 @@ def evaluate(
         Option(metavar="TASK", help="Test on this task of mteb instead, TASK or TASK:LANGUAGE; repeatable."),
     ] = None,
     overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
-    trust: Annotated[bool, Option("--trust-remote-code", help="Let models run code that comes with them.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Score runs or models on test sets, per dataset and per query."""
     parsed = _recipe_for(systems, recipe, overrides or [], mteb or [])
-    if parsed.model.trust_remote_code and not trust:
-        # A run folder is data: whoever wrote it must not decide what runs here.
-        raise RecipeError("model.trust_remote_code: add --trust-remote-code to run code that comes with the model")
+    _refuse_code(parsed, trust)
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
@@ -88,6 +87,12 @@ def evaluate(
             with writing(folder := to / label.replace("/", "-")):
                 write_test(folder, parsed, name, tasks, scores)
     output.print(score_table(rows, measure))
+
+
+def _refuse_code(recipe: Recipe, trust: bool) -> None:
+    # A run folder is data: whoever wrote it must not decide what runs here.
+    if recipe.model.trust_remote_code and not trust:
+        raise RecipeError("model.trust_remote_code: add --trust-remote-code to run code that comes with the model")
 
 
 def mteb_sources(tasks: list[str]) -> dict[str, Source]:
@@ -232,6 +237,7 @@ def merge(
         float | None, Option("--with-base", min=0, max=1, metavar="SHARE", help="Share of the start in the merge.")
     ] = None,
     evaluations: Annotated[int, Option(min=1, help="Most merges to score.")] = 300,
+    trust: TrustOption = False,
 ) -> None:
     """Merge the models of finished runs: evenly, or by the weights with the best NDCG@10 on dev sets; then test."""
     from mixfluence.build import build_model
@@ -247,6 +253,7 @@ def merge(
         raise RecipeError(f"{folder}: already holds a run; choose another output")
     found = [read_run(run) for run in runs]
     recipe = _recipe_of_merge(found[0].recipe, folder, dev)
+    _refuse_code(recipe, trust)
     merged = merge_runs(found, Merge(soup=dev is None, start_share=base, evaluations=evaluations), recipe, folder)
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
     model = build_model(recipe.model, folder / MODEL_FOLDER)
