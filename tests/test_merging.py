@@ -384,9 +384,10 @@ def test_what_cannot_be_merged_is_one_clear_error(recipe_path: Path, tmp_path: P
     assert "'smal'" in refused(recipe.output, "--dev", "smal", "-o", tmp_path / "out")
     assert "already holds a run" in refused(recipe.output, "-o", recipe.output)
     written = recipe.output / "recipe.yaml"
-    trusting = written.read_text(encoding="utf-8").replace("trust_remote_code: false", "trust_remote_code: true")
-    written.write_text(trusting, encoding="utf-8")
+    plain = written.read_text(encoding="utf-8")
+    written.write_text(plain.replace("trust_remote_code: false", "trust_remote_code: true"), encoding="utf-8")
     assert "--trust-remote-code" in refused(recipe.output, "-o", tmp_path / "out")
+    written.write_text(plain, encoding="utf-8")
     (recipe.output / "record.json").unlink()
     assert "not a finished" in refused(recipe.output, "-o", tmp_path / "out")
 
