@@ -5,18 +5,15 @@ A run tries all of it on a few rows before its first step.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 
-import xxhash
 from sentence_transformers.base.model import BaseModel
 
 from mixfluence import runs
@@ -26,11 +23,11 @@ from mixfluence.data.reading import Data
 from mixfluence.data.retrieval import RetrievalSet, positives_of, retrieval_from_texts
 from mixfluence.data.rows import RowSet
 from mixfluence.data.source import SourceSection
-from mixfluence.errors import MixfluenceError, RecipeError
+from mixfluence.errors import RecipeError
 from mixfluence.evaluation import Evaluation, write_evaluation
+from mixfluence.evaluation.references import References
 from mixfluence.evaluation.results import rank_queries, write_dev_queries
-from mixfluence.evaluation.retrieval import MAX_PASSAGES, Ranking, evaluate, fuse, rank_bm25, rank_task, score_task
-from mixfluence.files import write_text
+from mixfluence.evaluation.retrieval import rank_task, score_task
 from mixfluence.recipe import Recipe
 from mixfluence.report.tables import add_to_card
 
@@ -71,7 +68,7 @@ def evaluate_tasks(
             write_evaluation(scores[name], folder)
             write_mteb_result(recipe.test[name], scores[name], folder, perf_counter() - started)
         if references:
-            references.evaluate(task, found)
+            references.write(task, found)
     return scores
 
 
@@ -89,58 +86,6 @@ def rank_dev(recipe: Recipe, model: BaseModel, dev: Mapping[str, RowSet], folder
         logger.info("ranking %d dev queries of %s", len(task.queries), name)
         ranked = rank_queries(model, replace(task, **prompts), batch_size=recipe.evaluation.batch_size)
         write_dev_queries(name, ranked, folder)
-
-
-class References:
-    """Scores references of a run and writes `references/<name>/<dataset>.jsonl` into its folder.
-
-    What does not depend on training is kept in `.references` beside the run folder, so that other seeds and samplers
-    do not compute it again.
-    """
-
-    def __init__(self, recipe: Recipe, load_model: Callable[[], BaseModel]) -> None:
-        self._recipe = recipe
-        self._load_model = cache(load_model)
-        # With their times, because a model in a folder may change.
-        files = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(recipe.model.name).rglob("*.*"))]
-        self._model = [recipe.model.model_dump(mode="json"), files]
-
-    def evaluate(self, task: RetrievalSet, rankings: Mapping[str, Ranking]) -> None:
-        """Score the references of a test set, given the rankings of the trained model.
-
-        A reference that cannot be scored is logged and left out: it must not cost the results of a run.
-        """
-        if len(task.docs) > MAX_PASSAGES:
-            logger.info("%s: no reference rows, it has more than %s passages", task.name, f"{MAX_PASSAGES:,}")
-            return
-        try:
-            encoded = [self._model, task.query_prompt, task.passage_prompt]
-            zero_shot = self._kept(task, ["zero-shot", *encoded], lambda: self._evaluate_untrained(task))
-            lexical = self._kept(task, ["bm25"], lambda: rank_bm25(task))
-        except (MixfluenceError, RuntimeError, ValueError, IndexError) as error:
-            logger.warning("%s: no reference rows (%s)", task.name, error)
-            return
-        scores = {
-            "zero-shot": Evaluation(task.name, zero_shot),
-            "bm25": score_task(task, lexical),
-            "fusion": score_task(task, fuse(rankings, lexical)),
-        }
-        for name, evaluation in scores.items():
-            write_evaluation(evaluation, self._recipe.output / runs.REFERENCES_FOLDER / name)
-
-    def _evaluate_untrained(self, task: RetrievalSet) -> Mapping[str, Mapping[str, float]]:
-        logger.info("testing the untrained model on %s", task.name)
-        return evaluate(self._load_model(), task, batch_size=self._recipe.evaluation.batch_size).per_query
-
-    def _kept(self, task: RetrievalSet, key: list[Any], compute: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        digest = xxhash.xxh3_128_hexdigest(json.dumps([*key, task.fingerprint]).encode())
-        path = self._recipe.output.parent / f".{runs.REFERENCES_FOLDER}" / f"{digest}.json"
-        try:
-            kept: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            kept = compute()
-            write_text(path, json.dumps(kept))
-        return kept
 
 
 def write_mteb_result(source: SourceSection, evaluation: Evaluation, folder: Path, seconds: float) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from mixfluence import testing
 from mixfluence.data.retrieval import RetrievalSet
+from mixfluence.evaluation import references
+from mixfluence.evaluation.references import References
 from mixfluence.evaluation.results import read_evaluation
 from mixfluence.evaluation.retrieval import evaluate, fuse, rank_bm25, rank_task, score_task
 from mixfluence.recipe import Recipe
-from mixfluence.testing import References
 
 ROWS = ("zero-shot", "bm25", "fusion")
 
@@ -41,7 +41,7 @@ def test_references_are_scored_and_kept_for_other_runs(
 
     trained = rank_task(make_static(), task)
     for seed in range(2):
-        References(recipe(tmp_path / str(seed)), load).evaluate(task, trained)
+        References(recipe(tmp_path / str(seed)), load).write(task, trained)
     assert len(loaded) == 1
     lexical = rank_bm25(task)
     expected = {
@@ -55,7 +55,7 @@ def test_references_are_scored_and_kept_for_other_runs(
     # A damaged file is computed again.
     for path in (tmp_path / ".references").iterdir():
         path.write_text("{", encoding="utf-8")
-    References(recipe(tmp_path / "2"), load).evaluate(task, trained)
+    References(recipe(tmp_path / "2"), load).write(task, trained)
     assert len(loaded) == 2
 
 
@@ -66,16 +66,26 @@ def test_what_cannot_be_scored_costs_no_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wordless = RetrievalSet("wordless", ["q"], ["?"], ["a", "b"], ["!", "."], {"q": {"a": 1}})
-    References(recipe(tmp_path / "run"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
+    References(recipe(tmp_path / "run"), make_static).write(wordless, {"q": {"a": 1.0}})
     assert "wordless: no passage contains a word, so BM25 finds nothing" in caplog.text
     scores = {name: read_evaluation(tmp_path / "run" / "references" / name / "wordless.jsonl") for name in ROWS}
     assert scores["bm25"].summary()["ndcg@10"] == 0
     assert scores["fusion"].summary()["ndcg@10"] == 1
-    monkeypatch.setattr(testing, "MAX_PASSAGES", 1)
+    monkeypatch.setattr(references, "MAX_PASSAGES", 1)
     with caplog.at_level(logging.INFO, logger="mixfluence"):
-        References(recipe(tmp_path / "other"), make_static).evaluate(wordless, {"q": {"a": 1.0}})
+        References(recipe(tmp_path / "other"), make_static).write(wordless, {"q": {"a": 1.0}})
     assert caplog.text.count("wordless: no reference rows") >= 1
     assert not (tmp_path / "other").exists()
+
+
+def test_a_reference_that_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(task: RetrievalSet) -> references.Rankings:
+        raise ValueError("out of words")
+
+    task = RetrievalSet("failing", ["q"], ["one"], ["a"], ["two"], {"q": {"a": 1}})
+    references.write_references(tmp_path, task, {"q": {"a": 1.0}}, lexical=fail)
+    assert "out of words" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_fusion_adds_reciprocal_ranks() -> None:

@@ -20,7 +20,8 @@ from mixfluence import runs
 from mixfluence.data.reading import preview, token_counter
 from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
-from mixfluence.evaluation.retrieval import MAX_PASSAGES, evaluate, fuse, rank_bm25, rank_task, score_task
+from mixfluence.evaluation.references import write_references
+from mixfluence.evaluation.retrieval import MAX_PASSAGES, evaluate, rank_task, score_task
 from mixfluence.files import write_text
 from mixfluence.influence.metrics import temperature_of
 from mixfluence.policy.initial import write_weights
@@ -72,10 +73,7 @@ def finish_folder(trainer: MixtureMixin, folder: Path, probing: dict[str, float]
         found = rank_task(trainer.model, task, batch_size=trainer.args.eval_batch_size)
         scores[name] = score_task(task, found)
         write_evaluation(scores[name], folder / runs.EVAL_FOLDER)
-        if len(task.docs) <= MAX_PASSAGES:
-            lexical = rank_bm25(task)
-            write_evaluation(score_task(task, lexical), folder / runs.REFERENCES_FOLDER / "bm25")
-            write_evaluation(score_task(task, fuse(found, lexical)), folder / runs.REFERENCES_FOLDER / "fusion")
+        write_references(folder, task, found)
     record = {
         "name": folder.resolve().name,
         "seed": trainer.args.seed,
