@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -93,8 +94,8 @@ def test_the_mixture_moves_to_the_dataset_that_spares_the_guard(make_static: Mak
 
     # The guard is named where the matrix is shown.
     found = read_run(tmp_path / "held")
-    assert set(matrix(found.trace)["sharp"]) == {"target", "general (guard)"}
-    assert matrix(found.trace)["sharp"]["general (guard)"][0] < 0
+    assert set(matrix(found.trace)) == {"target", "general (guard)"}
+    assert fmean(matrix(found.trace)["general (guard)"]["sharp"]) < 0
     assert "general (guard)" in render_page([found])
     shown = CliRunner().invoke(app, ["status", str(tmp_path / "held")]).output
     assert "general: " in shown
