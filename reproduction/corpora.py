@@ -15,7 +15,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -28,9 +27,9 @@ from mixfluence.adapt import kinds_of_pairs
 from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.runs import MEASURE, read_run
 from reproduction.english.table import interval
-from reproduction.guided import IDENTITY, result_of
+from reproduction.guided import result_of
 from reproduction.schema import FOLDER
-from reproduction.workers import Job, read_lines, run_jobs
+from reproduction.workers import Job, read_lines, read_options, run_jobs, study_parser
 
 RESULTS = FOLDER / "corpora" / "runs.jsonl"
 TARGETS = ["covidqa", "insuranceqa", "obliqa", "climatefever", "cosqa", "selqa"]
@@ -51,38 +50,20 @@ Influences = dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["final", "table"])
-    parser.add_argument("data", nargs="?", help="folder with english/NAME")
+    parser = study_parser(__doc__, ["final"], name="corpora", out=RESULTS)
     parser.add_argument("--settings", nargs="*", default=SETTINGS, choices=SETTINGS, metavar="NAME")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to every recipe")
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--scratch", type=Path, default=Path("runs/corpora"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = read_options(parser)
     if options.stage == "table":
         print("\n".join(tables(read_lines(options.out))))
         return
-    if options.data is None:
-        parser.error("the folder of the data is missing")
     jobs = [
         {"stage": "final", "method": method, "setting": setting, "seed": seed, "strategy": METHODS[method]}
         for seed in range(options.seeds)
         for setting in options.settings
         for method in options.methods
     ]
-    run_jobs(
-        jobs,
-        partial(perform, options),
-        identity=IDENTITY,
-        out=options.out,
-        scratch=options.scratch,
-        processes=options.processes,
-    )
+    run_jobs(jobs, perform, options)
 
 
 def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:

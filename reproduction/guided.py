@@ -14,7 +14,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +27,7 @@ from mixfluence.runs import MEASURE, MODEL_FOLDER, Stopwatch, read_run
 from reproduction.english.study import JOINT, SINGLE
 from reproduction.english.table import interval
 from reproduction.schema import FOLDER
-from reproduction.workers import Job, peak_memory, read_lines, run_jobs
+from reproduction.workers import IDENTITY, Job, peak_memory, read_lines, read_options, run_jobs, study_parser
 
 RESULTS = FOLDER / "guided" / "runs.jsonl"
 # Targets and pool: the targets' own training sets are in it or out of it; 13 languages start uniformly or from the
@@ -68,24 +67,14 @@ EARLIER_LANGUAGES = {"crisp-32": "crisp", "multidds-uniform": "multidds, the pap
 COST = ("train", "probe", "stages", "cluster", "select")
 # A merge of finished runs, in place of a sampler.
 MERGE_OF = "merge_of"
-IDENTITY = ("stage", "method", "setting", "seed")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["explore", "final", "table"])
-    parser.add_argument("data", nargs="?", help="folder with english/NAME and multilingual/NAME")
+    parser = study_parser(__doc__, ["explore", "final"], name="guided", out=RESULTS)
     methods = yaml.safe_load((FOLDER / "guided" / "methods.yaml").read_text(encoding="utf-8"))
     parser.add_argument("--methods", nargs="*", default=list(methods), choices=list(methods), metavar="NAME")
     parser.add_argument("--settings", nargs="*", default=SETTINGS, choices=SETTINGS, metavar="NAME")
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to every recipe")
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--scratch", type=Path, default=Path("runs/guided"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = read_options(parser)
     if options.stage == "table":
         lines = {key_of(line): line for line in [*earlier_lines(), *read_lines(options.out)]}
         print("\n".join(tables(list(lines.values()))))
@@ -98,14 +87,7 @@ def main() -> None:
         for method in options.methods
         for setting in settings_of(methods[method], options.settings)
     ]
-    run_jobs(
-        [job for job in jobs if key_of(job) not in done],
-        partial(perform, options),
-        identity=IDENTITY,
-        out=options.out,
-        scratch=options.scratch,
-        processes=options.processes,
-    )
+    run_jobs([job for job in jobs if key_of(job) not in done], perform, options)
 
 
 def settings_of(strategy: Job, settings: list[str]) -> list[str]:

@@ -15,7 +15,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,10 +24,10 @@ from mixfluence.recipe_yaml import find_recipe, load_recipe
 from mixfluence.runs import read_run
 from reproduction.corpora import GUIDED, UNIFORM
 from reproduction.english.table import interval
-from reproduction.guided import IDENTITY, result_of
+from reproduction.guided import result_of
 from reproduction.reference import BM25, test_untrained
 from reproduction.schema import FOLDER
-from reproduction.workers import Job, peak_memory, read_lines, run_jobs
+from reproduction.workers import Job, peak_memory, read_lines, read_options, run_jobs, study_parser
 
 RESULTS = FOLDER / "kinds" / "runs.jsonl"
 TARGET = "covidqa"
@@ -54,33 +53,15 @@ RATES = [2e-5, 1e-4, 5e-4]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["rates", "final", "table"])
-    parser.add_argument("data", nargs="?", help="folder with english/NAME")
+    parser = study_parser(__doc__, ["rates", "final"], name="kinds", out=RESULTS)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="NAME")
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to every recipe")
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--scratch", type=Path, default=Path("runs/kinds"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = read_options(parser)
     if options.stage == "table":
         print("\n".join(tables(read_lines(options.out))))
         return
-    if options.data is None:
-        parser.error("the folder of the data is missing")
     found = best_rates(read_lines(options.out))
     jobs = list(rate_jobs(options.kinds) if options.stage == "rates" else final_jobs(options.kinds, options.seeds))
-    run_jobs(
-        [{"rate": found.get(job["setting"], DENSE_RATE)} | job for job in jobs],
-        partial(perform, options),
-        identity=IDENTITY,
-        out=options.out,
-        scratch=options.scratch,
-        processes=options.processes,
-    )
+    run_jobs([{"rate": found.get(job["setting"], DENSE_RATE)} | job for job in jobs], perform, options)
 
 
 def rate_jobs(kinds: list[str]) -> Iterator[Job]:

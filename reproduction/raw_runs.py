@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,14 +57,7 @@ def run(options: argparse.Namespace) -> None:
         if not options.settings or job["setting"] in options.settings
         if not options.rows or job["row"] in options.rows
     ]
-    run_jobs(
-        jobs,
-        partial(perform, options),
-        identity=IDENTITY,
-        out=options.out,
-        scratch=options.scratch,
-        processes=options.processes,
-    )
+    run_jobs(jobs, perform, options, IDENTITY)
 
 
 def perform(options: argparse.Namespace, job: Job, folder: Path) -> Job:

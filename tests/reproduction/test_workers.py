@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,33 +25,37 @@ PARENT = """
 import sys
 from pathlib import Path
 from reproduction.workers import run_jobs
-from tests.reproduction.test_workers import wait
+from tests.reproduction.test_workers import options_for, wait
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    run_jobs([{"number": 0}], wait, identity=["number"], out=folder / "out", scratch=folder, processes=1)
+    run_jobs([{"number": 0}], wait, options_for(Path(sys.argv[1]), processes=1), ["number"])
 """
 
 
-def halve(job: Job, folder: Path) -> Job:
+def options_for(folder: Path, *, processes: int) -> Namespace:
+    """Return the options of a study that writes to a folder."""
+    return Namespace(out=folder / "results" / "runs.jsonl", scratch=folder / "scratch", processes=processes, total=1)
+
+
+def invert(options: Namespace, job: Job, folder: Path) -> Job:
     """Stands for a run: fails for zero, and needs a folder that does not exist."""
     folder.mkdir(parents=True)
-    return {"share": 1 / job["number"]}
+    return {"share": options.total / job["number"]}
 
 
-def wait(job: Job, folder: Path) -> Job:
+def wait(options: Namespace, job: Job, folder: Path) -> Job:
     """Stands for a run that takes long; writes the number of its process."""
+    folder.parent.mkdir()
     (folder.parent / "process").write_text(str(os.getpid()), encoding="utf-8")
     time.sleep(600)
     return {}
 
 
 def test_workers_append_results_and_skip_what_is_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "results" / "runs.jsonl"
+    options = options_for(tmp_path, processes=2)
     for numbers in (0, 1, 2), (1, 2, 4):
-        jobs = [{"number": number} for number in numbers]
-        run_jobs(jobs, halve, identity=["number"], out=out, scratch=tmp_path / "scratch", processes=2)
-    assert sorted(map(str, read_lines(out))) == sorted(str({"number": n, "share": 1 / n}) for n in (1, 2, 4))
+        run_jobs([{"number": number} for number in numbers], invert, options, ["number"])
+    assert sorted(map(str, read_lines(options.out))) == sorted(str({"number": n, "share": 1 / n}) for n in (1, 2, 4))
     assert "0 ZeroDivisionError" in capfd.readouterr().out
 
 
@@ -59,7 +64,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     script.write_text(PARENT, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
     parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment)
-    started = tmp_path / "process"
+    started = tmp_path / "scratch" / "process"
     assert until(lambda: started.exists() and started.read_text(encoding="utf-8") != "")
     parent.kill()
     parent.wait()
