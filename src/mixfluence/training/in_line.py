@@ -43,7 +43,7 @@ class InLineRunner(ProbeRunner):
             self._open_window()
         started = self._mark()
         with self._aside():
-            self._meter.record(self._dev, datasets, rate)
+            self._meter.record(self._dev, datasets, rate, self._trainer.state.global_step)
         self._spent.append((started, self._mark()))
 
     def update(self) -> dict[str, Any]:
