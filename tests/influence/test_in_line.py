@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mixfluence.influence import Influences
-from mixfluence.influence.in_line import influences_of_steps, momentum_of
+from mixfluence.influence import Influences, info_nce_metric
+from mixfluence.influence.in_line import Step, StepMeter, influences_of_steps, momentum_of, scale_of
 
 Array = NDArray[np.float64]
-Steps = list[tuple[list[int], float]]
+Steps = list[Step]
 INFLUENCE = np.array([[0.5, -0.1], [0.1, 0.3], [-0.2, 0.2], [0.0, 0.4]])  # of four datasets on two targets
 
 
@@ -40,7 +42,7 @@ def simulated(
     # Queries differ in their level and in how much they follow the target; their mean is the target's.
     level = np.array([0.1, -0.3, 0.2])
     evals = [np.outer(column, [0.5, 1.0, 1.5]) + level for column in np.array(values).T]
-    return evals, [(datasets.tolist(), float(rate)) for datasets, rate in zip(drawn, rates, strict=True)]
+    return evals, [Step(datasets.tolist(), float(rate)) for datasets, rate in zip(drawn, rates, strict=True)]
 
 
 def measured(evals: list[Array], steps: Steps, momentum: float, sign: int = -1) -> Influences:
@@ -76,7 +78,7 @@ def test_errors_are_as_large_as_they_say(momentum: float) -> None:
         found = measured(evals, steps, momentum)
         assert found.noise is not None
         distances.append(contrasts(found.on_targets()) - contrasts(INFLUENCE))
-        ratios.append(distances[-1] ** 2 / found.noise)
+        ratios.append(distances[-1] ** 2 / found.noise.diagonal(axis1=1, axis2=2))
     bias = np.mean(distances, axis=0)
     assert np.abs(bias).max() < 4 * np.std(distances, axis=0).max() / 400**0.5
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.15)
@@ -87,7 +89,7 @@ def test_they_are_closer_to_the_truth_than_differences_of_evaluations() -> None:
     ours, naive = [], []
     for _ in range(50):
         evals, steps = simulated(random, 0.9, noise=0.2)
-        datasets = np.array([drawn[0] for drawn, _ in steps])
+        datasets = np.array([step.datasets[0] for step in steps])
         found = measured(evals, steps, 0.9)
         improved = np.stack([-np.diff(values.mean(axis=1)) for values in evals], axis=1)
         plain = np.stack([improved[datasets == dataset].mean(axis=0) for dataset in found.probed])
@@ -103,14 +105,37 @@ def test_noise_of_batches_is_part_of_the_errors() -> None:
     evals, steps = simulated(np.random.default_rng(3), 0.9, noise=0.2)
     found = measured(evals, steps, 0.9)
     assert found.noise is not None
-    assert (found.errors() > np.sqrt(found.noise)).all()
+    assert (found.errors() > np.sqrt(found.noise.diagonal(axis1=1, axis2=2))).all()
     np.testing.assert_array_equal(found.of(["two"]).errors(), found.errors()[:, 1:])
+
+
+def test_noise_that_targets_share_does_not_cancel_in_their_mean() -> None:
+    evals, steps = simulated(np.random.default_rng(3), 0.9, noise=0.2)
+    twice = measured([evals[0], evals[0]], steps, 0.9)
+    alone = twice.of(["one"])
+    # Without the errors of the dev sample, which are of different rows.
+    same = [replace(found, gains=[gains[:, 1:2] for gains in found.gains]) for found in (twice, alone)]
+    np.testing.assert_allclose(same[0].combine("mean")[1], same[1].combine("mean")[1])
 
 
 def test_a_dataset_that_was_not_drawn_is_not_measured() -> None:
     evals, steps = simulated(np.random.default_rng(4), 0.9)
-    renamed = [([7 if dataset == 2 else dataset for dataset in datasets], rate) for datasets, rate in steps]
+    renamed = [step._replace(datasets=[7 if own == 2 else own for own in step.datasets]) for step in steps]
     assert measured(evals, renamed, 0.9).probed.tolist() == [0, 1, 3, 7]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_dataset_that_the_steps_cannot_tell_from_others_is_not_measured(momentum: float) -> None:
+    evals, steps = simulated(np.random.default_rng(4), momentum)
+    # The direction from before the window fades as that of the first batch does.
+    alone = [steps[0]._replace(datasets=[7]), *steps[1:]]
+    assert measured(evals, alone, momentum).probed.tolist() == ([0, 1, 2, 3] if momentum else [0, 1, 2, 3, 7])
+    together = [step._replace(datasets=[8, 9] if step.datasets == [3] else step.datasets) for step in steps]
+    found = measured(evals, together, momentum)
+    assert found.probed.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(found.on_targets(), INFLUENCE[:3], atol=1e-6)
+    still = [step._replace(rate=0.0) for step in steps]
+    assert measured(evals, still, momentum).probed.tolist() == []
 
 
 @pytest.mark.parametrize("what", ["not a number", "too few steps"])
@@ -122,8 +147,37 @@ def test_what_cannot_be_measured_is_reported(what: str) -> None:
         evals, steps = [values[:5] for values in evals], steps[:4]
     found = measured(evals, steps, 0.9)
     assert found.probed.tolist() == []
-    assert set(found.failed.tolist()) == {dataset for datasets, _ in steps for dataset in datasets}
+    assert set(found.failed.tolist()) == {dataset for step in steps for dataset in step.datasets}
     assert found.on_targets().shape == found.errors().shape == (0, 2)
+
+
+def test_the_scale_of_adams_first_steps_is_taken_out() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.Adam([weight], lr=1.0, betas=(0.9, 0.0), eps=0.0)
+    evals, steps = [np.zeros((1, 1))], []
+    for number in range(1, 31):
+        # Without a memory of squares, Adam keeps the sign alone.
+        before = weight.item()
+        weight.grad = torch.tensor([-1.0 if number % 3 else 1.0])
+        optimizer.step()
+        evals.append(evals[-1] + weight.item() - before)
+        steps.append(Step([int(number % 3 == 0)], 1.0, scale_of(optimizer, number)))
+    found = influences_of_steps([np.concatenate(evals)], steps, ["one"], momentum=0.9, sign=1)
+    np.testing.assert_allclose(found.on_targets()[:, 0], [1.0, -1.0], atol=1e-4)
+    assert scale_of(torch.optim.SGD([weight], momentum=0.9), 1) == 1.0
+
+
+def test_a_resumed_window_is_where_the_model_is_and_as_precise_as_it_was() -> None:
+    learner = SimpleNamespace(optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(1, device="meta"))]))
+    meter = StepMeter(cast(Any, learner), info_nce_metric(0.1))
+    third = 1 / 3
+    state = {"evals": [[[third]]], "steps": []}
+    meter.load_state_dict(state)
+    assert meter._evals[0][0].device.type == "meta"
+    learner.optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    meter = StepMeter(cast(Any, learner), info_nce_metric(0.1))
+    meter.load_state_dict(state)
+    assert meter.state_dict() == state
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 - A run that is measured and does not follow is, to the last bit, the run that is not measured.
 - A dataset like the target rises and shuffled answers fall, with several batches per step too; guards are held.
 - What a window measures agrees with many trial steps from the same model.
-- A run that is stopped in a window, between two, or right behind one ends where the uninterrupted run does.
+- A run that is stopped in a window, between two, or right behind one ends where the uninterrupted run does. One that
+  goes on for longer keeps its window, if it is still of the same rows.
+- The first round comes after a whole window. Nothing is evaluated for rounds that do not take place.
 - Rounds need no memory; what they cost is in the trace, and in the plan before.
 - Settings that need trial steps, or leave no room for a window, raise one clear error.
 """
@@ -22,7 +24,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from mixfluence.errors import RecipeError
-from mixfluence.influence import DevBatch, InLine, Metric, Probe, Reptile, info_nce_metric
+from mixfluence.influence import DevBatch, InLine, Metric, Probe, Probing, Reptile, info_nce_metric
+from mixfluence.influence.in_line import StepMeter
 from mixfluence.plan import plan_run
 from mixfluence.policy import UNIFORM
 from mixfluence.recipe_yaml import load_recipe
@@ -156,6 +159,63 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     assert len(updates(resumed)) == 2
 
 
+@pytest.mark.parametrize("rows", [128, 16])
+def test_a_run_that_goes_on_for_longer_keeps_its_window(
+    make_static: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    chosen: dict[str, Any] = {"learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 10}
+    strategy = InfDDS(**EVERY_30, probe=in_line())
+    run(make_static(), tmp_path, strategy, max_steps=40, callbacks=[StopAt(10)], **chosen)
+    # A budget may choose other rows for a longer run.
+    monkeypatch.setattr(InfDDS, "space_rounds", lambda *_: rows)
+    evaluated = watch(monkeypatch)
+    resumed = new_trainer(make_static(), tmp_path, strategy.model_copy(), max_steps=80, **chosen)
+    resumed.train(resume_from_checkpoint=True)
+    # The rate of the step after the checkpoint is that of the longer schedule.
+    step, rate = evaluated[0]
+    assert step == 11
+    assert rate == pytest.approx(1e-3 * 70 / 80)
+    assert [len(line["update"]["influence"]) for line in updates(resumed)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "rounds", "evaluations"),
+    [
+        ({"update_every": 40, "warmup_steps": 1}, 100, [30, 70], 30 + 31),
+        ({"update_every": 40, "freeze_below": 0.5}, 100, [30], 30 + 11),
+        ({"update_every": 30}, 65, [30, 60], 60),
+        ({"update_every": 30}, 25, [], 0),
+    ],
+)
+def test_windows_are_whole_and_lead_to_a_round(
+    make_static: MakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    steps: int,
+    rounds: list[int],
+    evaluations: int,
+) -> None:
+    evaluated = watch(monkeypatch)
+    strategy = InfDDS(**{"init": UNIFORM, "freeze_below": 0.0} | options, probe=in_line())
+    trainer = run(make_static(), tmp_path, strategy, max_steps=steps)
+    assert [line["step"] for line in updates(trainer)] == rounds
+    assert len(evaluated) == evaluations
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Returns a list that grows by the number and the learning rate of every step that is evaluated."""
+    seen: list[tuple[int, float]] = []
+    record = StepMeter.record
+
+    def watched(meter: StepMeter, dev: list[DevBatch], datasets: list[int], rate: float, step: int) -> None:
+        seen.append((step, rate))
+        record(meter, dev, datasets, rate, step)
+
+    monkeypatch.setattr(StepMeter, "record", watched)
+    return seen
+
+
 def test_rounds_cost_evaluations_and_no_memory(recipe_path: Path, make_static: MakeModel, tmp_path: Path) -> None:
     trainer = run(make_static(), tmp_path, InfDDS(**EVERY_30, probe=in_line()))
     assert all(line["update"]["memory"] == 0 for line in updates(trainer))
@@ -194,6 +254,18 @@ def test_settings_of_trials_are_refused(options: dict[str, Any], field: str) -> 
 def test_intervals_too_short_for_a_window_are_refused(make_static: MakeModel, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="update_every"):
         new_trainer(make_static(), tmp_path, InfDDS(update_every=29, probe=InLine()))
+
+
+def test_a_strategy_that_does_not_say_when_rounds_come_is_refused(make_static: MakeModel, tmp_path: Path) -> None:
+    class Own(Static):
+        needs_dev = True
+
+        @property
+        def probing(self) -> Probing:
+            return Probing(in_line())
+
+    with pytest.raises(RecipeError, match="steps_to_round"):
+        run(make_static(), tmp_path, Own(init=UNIFORM))
 
 
 def test_half_precision_does_not_round_what_a_step_changes(tiny_bert_folder: Path, tmp_path: Path) -> None:

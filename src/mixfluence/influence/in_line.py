@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,16 @@ Array = NDArray[np.float64]
 # Variance of an evaluation by rounding, in units of the variance of e_k between batches of a dataset: the likeliest.
 ROUNDING = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 TINY = 1e-300
+# Singular values of the linear model below this part of the largest one are rounding errors.
+LEAST_SINGULAR = 1e-9
+
+
+class Step(NamedTuple):
+    """A training step: the datasets of its batches, its learning rate, and by what the optimizer scaled it."""
+
+    datasets: list[int]
+    rate: float
+    scale: float = 1.0
 
 
 class StepMeter(Meter):
@@ -45,14 +56,13 @@ class StepMeter(Meter):
     def start(self) -> None:
         """Begin a window: the next evaluation is what its first step starts from."""
         self._evals: list[list[Tensor]] = []
-        # The datasets of each step after that, and its learning rate.
-        self._steps: list[tuple[list[int], float]] = []
+        self._steps: list[Step] = []
 
     @explain_out_of_memory("strategy.probe")
-    def record(self, dev: Sequence[DevBatch], datasets: Sequence[int], rate: float) -> None:
-        """Evaluate after a step that trained on batches of some datasets at a learning rate."""
+    def record(self, dev: Sequence[DevBatch], datasets: Sequence[int], rate: float, step: int) -> None:
+        """Evaluate after the training step of this number, on batches of some datasets at a learning rate."""
         if self._evals:
-            self._steps.append((list(datasets), rate))
+            self._steps.append(Step(list(datasets), rate, scale_of(self._learner.optimizer, step)))
         self._evals.append(self._evaluate(dev))
 
     def measure(
@@ -75,8 +85,9 @@ class StepMeter(Meter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._evals = [[torch.tensor(values) for values in evals] for evals in state["evals"]]
-        self._steps = [(datasets, rate) for datasets, rate in state["steps"]]
+        exact: dict[str, Any] = {"dtype": torch.float64, "device": self._parameters[0].device}
+        self._evals = [[torch.tensor(values, **exact) for values in evals] for evals in state["evals"]]
+        self._steps = [Step(*step) for step in state["steps"]]
 
     def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
         with preserve_rng_and_modes(self._learner.modules), _single_precision(self._learner.model):
@@ -104,9 +115,14 @@ def momentum_of(optimizer: Optimizer) -> float:
     return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
 
 
+def scale_of(optimizer: Optimizer, step: int) -> float:
+    """Return by what an optimizer scales a step: Adam makes up for a mean that began at zero."""
+    return 1 / (1 - momentum_of(optimizer) ** step) if "betas" in optimizer.param_groups[0] else 1.0
+
+
 def influences_of_steps(
     evals: Sequence[Array],
-    steps: Sequence[tuple[Sequence[int], float]],
+    steps: Sequence[Step],
     targets: list[str],
     *,
     momentum: float,
@@ -114,64 +130,70 @@ def influences_of_steps(
 ) -> Influences:
     """Return the influences of datasets that were trained on one after another.
 
+    A dataset that the steps cannot tell from others, or from what came before them, is not measured.
+
     Args:
         evals: For each target, the metric of each query before the first step and after every step.
-        steps: The datasets whose batches each step trained on, and its learning rate.
+        steps: The steps between the evaluations.
         targets: Names of the targets.
         momentum: Share of its direction that the optimizer keeps from one step to the next.
         sign: 1 if a larger metric is better, -1 if a smaller one is.
     """
     base = np.array([values[-1].mean() for values in evals])
-    probed = np.unique([dataset for datasets, _ in steps for dataset in datasets]).astype(np.int64)
+    probed = np.unique([dataset for step in steps for dataset in step.datasets]).astype(np.int64)
     none = Influences(probed[:0], probed, targets, base, [np.zeros((0, values.shape[1])) for values in evals], sign)
     improved = [sign * np.diff(values, axis=0) for values in evals]
-    if not all(np.isfinite(part).all() for part in improved):
+    if len(steps) < len(probed) + 2 or not all(np.isfinite(part).all() for part in improved):
         return none
     design, batches, rounding = _linear_model(steps, probed, momentum)
-    if len(design) <= design.shape[1]:
-        return none
     means = np.stack([part.mean(axis=1) for part in improved], axis=1)
     solved = [_least_squares(design, batches + share * rounding, means) for share in ROUNDING]
     best = max(solved, key=lambda one: one.likelihood)
-    solve = best.solve[: len(probed)]
-    contrast = np.eye(len(probed)) - 1 / len(probed)
+    told = best.told[: len(probed)]
+    probed, solve = probed[told], best.solve[: len(probed)][told]
+    contrast = np.eye(len(probed)) - 1 / max(1, len(probed))
     spread = np.einsum("ik,kl,il->i", contrast @ solve, best.covariance, contrast @ solve)
     gains = [solve @ part for part in improved]
-    return Influences(probed, probed[:0], targets, base, gains, sign, noise=np.outer(spread, best.variance))
+    noise = spread[:, None, None] * best.noise
+    return replace(none, probed=probed, failed=probed[:0], gains=gains, noise=noise)
 
 
 class _Fit(NamedTuple):
-    """Generalised least squares: `solve` maps improvements to influences; `variance` is that of noise, by target."""
+    """Generalised least squares: `solve` maps improvements to influences, of which `told` are determined.
+
+    Noise has a `covariance` between steps times one between targets, `noise`.
+    """
 
     solve: Array
+    told: NDArray[np.bool_]
     covariance: Array
-    variance: Array
+    noise: Array
     likelihood: float
 
 
 def _least_squares(design: Array, covariance: Array, improved: Array) -> _Fit:
     """Fit improvements with correlated noise; the likelihood is the restricted one, up to a constant."""
     root = np.linalg.cholesky(covariance)
-    white = np.linalg.solve(root, design)
-    solve = np.linalg.pinv(white) @ np.linalg.inv(root)
-    left = np.linalg.solve(root, improved - design @ (solve @ improved))
-    free = len(design) - design.shape[1]
-    variance = (left**2).sum(axis=0) / free
-    volume = 2 * np.log(np.diag(root)).sum() + np.linalg.slogdet(white.T @ white)[1]
-    likelihood = -free * np.log(variance + TINY).sum() - volume * improved.shape[1]
-    return _Fit(solve, covariance, variance, float(likelihood))
+    left, sizes, right = np.linalg.svd(np.linalg.solve(root, design), full_matrices=False)
+    kept = sizes > LEAST_SINGULAR * sizes[0]
+    left, sizes, right = left[:, kept], sizes[kept], right[kept]
+    solve = (right.T / sizes) @ left.T @ np.linalg.inv(root)
+    told = np.isclose((right**2).sum(axis=0), 1)
+    rest = np.linalg.solve(root, improved - design @ (solve @ improved))
+    free = len(design) - len(sizes)
+    noise = rest.T @ rest / free
+    volume = 2 * (np.log(np.diag(root)).sum() + np.log(sizes).sum())
+    likelihood = -free * np.log(noise.diagonal() + TINY).sum() - volume * improved.shape[1]
+    return _Fit(solve, told, covariance, noise, float(likelihood))
 
 
-def _linear_model(
-    steps: Sequence[tuple[Sequence[int], float]], probed: NDArray[np.int64], momentum: float
-) -> tuple[Array, Array, Array]:
+def _linear_model(steps: Sequence[Step], probed: NDArray[np.int64], momentum: float) -> tuple[Array, Array, Array]:
     """Return the matrix from influences to improvements, and how their noise is correlated: by batches, by rounding.
 
     The last column is for the direction that the optimizer brought along from before the first step.
     """
-    rates = np.array([rate for _, rate in steps])
-    rates = rates / (rates.max() or 1.0)
-    shares = np.array([[np.mean(np.equal(datasets, dataset)) for dataset in probed] for datasets, _ in steps])
+    rates = np.array([step.rate * step.scale for step in steps]) / (max(step.rate for step in steps) or 1.0)
+    shares = np.array([[np.mean(np.equal(step.datasets, dataset)) for dataset in probed] for step in steps])
     lags = np.subtract.outer(np.arange(len(steps)), np.arange(len(steps)))
     response = rates[:, None] * (1 - momentum) * np.where(lags >= 0, momentum ** np.maximum(lags, 0), 0.0)
     before = rates * momentum ** np.arange(1, len(steps) + 1)

@@ -30,8 +30,8 @@ class Influences:
         base: Mean metric on each dev set before any probe.
         gains: For each dev set an array of probed datasets x queries: the improvement of each query's metric.
         sign: 1 if a larger metric is better, -1 if a smaller one is.
-        noise: Variance by the choice of the training batches of each influence on each target, as a distance from the
-            mean over datasets; None if it is not known.
+        noise: For each probed dataset the covariance, by the choice of the training batches, of its influences on the
+            targets, as distances from the mean over datasets; None if it is not known.
     """
 
     probed: NDArray[np.int64]
@@ -46,7 +46,7 @@ class Influences:
         """Return the influences on some of the dev sets, in the given order."""
         places = [self.targets.index(target) for target in targets]
         names, gains = [self.targets[place] for place in places], [self.gains[place] for place in places]
-        noise = None if self.noise is None else self.noise[:, places]
+        noise = None if self.noise is None else self.noise[:, places][:, :, places]
         return replace(self, targets=names, base=self.base[places], gains=gains, noise=noise)
 
     def on_targets(self) -> Array:
@@ -55,8 +55,8 @@ class Influences:
 
     def errors(self) -> Array:
         """Return the standard error of each influence on each target, as a distance from the mean over datasets."""
-        errors = np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
-        return errors if self.noise is None else np.sqrt(errors**2 + self.noise)
+        errors = self._dev_errors()
+        return errors if self.noise is None else np.sqrt(errors**2 + self.noise.diagonal(axis1=1, axis2=2))
 
     def spread(self, how: Aggregate) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
@@ -75,11 +75,17 @@ class Influences:
         """
         scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
         gains = self.on_targets() / scale
-        errors = self.errors() / scale
         if how == "worst":
             rows, worst = np.arange(len(gains)), gains.argmin(axis=1)
-            return gains[rows, worst], errors[rows, worst]
-        return gains.mean(axis=1), np.sqrt((errors**2).sum(axis=1)) / len(self.targets)
+            return gains[rows, worst], (self.errors() / scale)[rows, worst]
+        variance = ((self._dev_errors() / scale) ** 2).sum(axis=1)
+        if self.noise is not None:
+            # Targets have rows of their own, and the training batches in common.
+            variance += (self.noise / np.outer(scale, scale)).sum(axis=(1, 2))
+        return gains.mean(axis=1), np.sqrt(variance.clip(min=0)) / len(self.targets)
+
+    def _dev_errors(self) -> Array:
+        return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
 
 
 def gather(

@@ -133,9 +133,9 @@ class InfDDS(LogitStrategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         super().start(sizes)
-        window = self.probe.window(len(self.candidates()))
-        if self.budget is None and self.update_every < window:
-            raise RecipeError(f"update_every: in-line measurements need {window} steps, found {self.update_every}")
+        if self.budget is None and self.update_every < self._window:
+            needed = f"in-line measurements need {self._window} steps"
+            raise RecipeError(f"update_every: {needed}, found {self.update_every}")
         self.rule.start(self._logits)
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
         # The logits of the rule, before guards change them.

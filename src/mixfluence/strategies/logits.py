@@ -26,7 +26,7 @@ class LogitStrategy(Strategy):
     Attributes:
         init: The initial distribution.
         update_every: Steps between updates.
-        warmup_steps: Steps before the first update.
+        warmup_steps: Steps before the first update; in-line, at least those of a window.
         budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
             fewer and further apart the later they are, because early ones act on more of the run, and at least
             `update_every` steps apart. If not even two fit (four in-line), they measure fewer dev rows, down to 16 of
@@ -54,6 +54,8 @@ class LogitStrategy(Strategy):
         # Where a budget puts the rounds, and the end of the run; None for fixed intervals.
         self._rounds_at: list[int] | None = None
         self._step = 0
+        # Training steps that belong to a round.
+        self._window = self.probing.method.window(len(self.candidates())) if self.probing else 0
         self.weights()  # raises an error for an impossible floor
 
     def weights(self, progress: float = 0.0) -> Vector:
@@ -72,9 +74,8 @@ class LogitStrategy(Strategy):
             rows = max(LEAST_ROWS, rows // 2)
         # Linear decay reaches `freeze_below` at about this step.
         end = int((1 - self.freeze_below) * steps)
-        window = method.window(len(self.candidates()))
-        first, count = max(1, self.warmup_steps, window), max(1, allowed)
-        self._rounds_at = [*growing_intervals(first, end, count, least=max(self.update_every, window)), steps]
+        first, count = max(1, self.warmup_steps, self._window), max(1, allowed)
+        self._rounds_at = [*growing_intervals(first, end, count, least=max(self.update_every, self._window)), steps]
         return rows
 
     def due(self, step: int, relative_rate: float) -> bool:
@@ -84,7 +85,7 @@ class LogitStrategy(Strategy):
     def steps_to_round(self, step: int) -> float:
         if self._rounds_at is not None:
             return next((at - step for at in self._rounds_at[:-1] if at >= step), inf)
-        first = self.warmup_steps or self.update_every
+        first = max(self.warmup_steps or self.update_every, self._window)
         return first - step if step < first else (first - step) % self.update_every
 
     def steps_to_next_round(self) -> int:

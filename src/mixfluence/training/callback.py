@@ -61,6 +61,8 @@ class MixtureCallback(TrainerCallback):
         self._limit: int | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._trainer.resumed:
+            _follow_schedule(self._trainer)
         if self._trainer.probing:
             self._trainer.probing.start()
         # The Trainer would delete old checkpoints before the new one is complete.
@@ -73,7 +75,6 @@ class MixtureCallback(TrainerCallback):
         if saved:
             # The Trainer would keep the intervals of the checkpoint.
             state.compute_steps(args, state.max_steps)
-            _follow_schedule(self._trainer)
             # It would start the sum of losses since the last log at 0.
             losses = saved["unlogged"]["losses"]
             same = len(losses) == args.world_size
