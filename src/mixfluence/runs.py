@@ -237,8 +237,8 @@ def _upgrade(recipe: dict[str, Any]) -> None:
     if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
     rule, alignment = (strategy.get(key) or {} for key in ("rule", "alignment"))
-    dropped = (strategy, "focus", 1.0), (strategy, "ridge", 1.0), (rule, "optimizer", "adam")
-    for section, key, default in (*dropped, (alignment, "lookahead", False)):
+    dropped = (strategy, "focus", 1.0), (strategy, "ridge", 1.0), (strategy, "subset_by", "random")
+    for section, key, default in (*dropped, (rule, "optimizer", "adam"), (alignment, "lookahead", False)):
         if section.get(key) == default:
             del section[key]
 

@@ -124,12 +124,14 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
     [
         ({"name": "aioli", "focus": 1.0}, True),
         ({"name": "aioli", "focus": 0.7}, False),
+        ({"name": "inf-dds", "subset": 3, "subset_by": "random"}, True),
+        ({"name": "inf-dds", "subset": 3, "subset_by": "need"}, False),
         ({"name": "doge", "alignment": {"lookahead": False}}, True),
         ({"name": "multidds", "alignment": {"lookahead": True}}, False),
         ({"name": "inf-dds", "rule": {"name": "mirror", "step": 0.3}}, False),
     ],
 )
-def test_options_of_version_0_1_0_that_are_gone_are_read_at_their_defaults(
+def test_options_that_are_gone_are_read_at_their_defaults(
     old: Path, monkeypatch: pytest.MonkeyPatch, strategy: dict[str, Any], readable: bool
 ) -> None:
     monkeypatch.setattr(module, "_version", lambda package: "0.2.0")
