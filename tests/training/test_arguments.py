@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
+from mixfluence.data.retrieval import retrieval_from_texts
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import Probe, Reptile
 from mixfluence.strategies import Aioli, InfDDS, MultiDDS, Static
@@ -28,7 +29,7 @@ def static(make_static: Callable[[], SentenceTransformer]) -> SentenceTransforme
 NEAR = pool()["near"]
 
 
-@pytest.mark.parametrize("argument", ["train_dataset", "dev_dataset"])
+@pytest.mark.parametrize("argument", ["train_dataset", "dev_dataset", "test_dataset"])
 @pytest.mark.parametrize(
     ("datasets", "instead"),
     [
@@ -52,6 +53,42 @@ def test_datasets_have_names_and_are_no_streams(
 def test_a_mixture_needs_a_dataset(datasets: Any, static: SentenceTransformer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^train_dataset: .* found none"):
         MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=datasets)
+
+
+ODD = Dataset.from_dict({"title": ["w1", "w2"], "body": ["w3", "w4"], "more": ["w5", "w6"]})
+ODD_COLUMNS = {"odd": {"anchor": "title", "positive": "body"}}
+
+
+def test_columns_apply_to_training_dev_and_test_sets(static: SentenceTransformer, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train_dataset": pool(), "dev_dataset": {"odd": ODD}, "test_dataset": {"odd": ODD}}
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), columns=ODD_COLUMNS, **options)
+    assert trainer.dev is not None
+    assert trainer.dev["odd"].rows["anchor"] == ["w1", "w2"]
+    assert trainer.test["odd"].queries == ["w1", "w2"]
+    assert trainer.test["odd"].docs == ["w3", "w4"]
+
+
+@pytest.mark.parametrize("datasets", [{}, {"test_dataset": {"odd": retrieval_from_texts("odd", {"w1": ["w2"]}, [])}}])
+def test_columns_of_no_dataset_are_refused(
+    datasets: dict[str, Any], static: SentenceTransformer, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"train_dataset": pool(), "columns": ODD_COLUMNS, **datasets}
+    with pytest.raises(DataError, match=r"^columns: .*'odd'"):
+        MixtureTrainer(model=static, args=arguments(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("argument", "place"),
+    [("train_dataset", "odd: "), ("dev_dataset", "dev set odd: "), ("test_dataset", "test set odd: ")],
+)
+@pytest.mark.parametrize("rows", [ODD, ODD.select([])])
+def test_bad_rows_are_said_to_be_of_training_dev_or_test(
+    argument: str, place: str, rows: Dataset, static: SentenceTransformer, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"train_dataset": pool(), argument: {"odd": rows}}
+    with pytest.raises(DataError, match=f"^{place}") as refused:
+        MixtureTrainer(model=static, args=arguments(tmp_path), **options)
+    assert not len(rows) or 'columns={"odd": {"anchor": "title"' in str(refused.value)
 
 
 def test_only_dense_encoders_are_trained(tiny_bert_folder: Path, tmp_path: Path) -> None:

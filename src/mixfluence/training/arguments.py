@@ -10,6 +10,9 @@ from datasets import Dataset
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
+from mixfluence.data.columns import ColumnMap
+from mixfluence.data.mixture import Mixture
+from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import Alignment
@@ -82,13 +85,29 @@ def check_model(model: object, expected: type) -> None:
         raise RecipeError(f"model: expected a {expected.__name__}, found {_kind(model)}{hint}")
 
 
-def named_datasets(argument: str, datasets: object) -> Mapping[str, RowSet | Dataset]:
-    """Return datasets by name; refuse anything else, and say how to write them."""
+def read_datasets(
+    train: object, dev: object, test: object, columns: Mapping[str, ColumnMap]
+) -> tuple[Mixture, Mixture | None, dict[str, RetrievalSet]]:
+    """Return the training, dev and test sets of a script; `columns` may name any that is not a retrieval task."""
+    train = _named_datasets("train_dataset", train)
+    dev = _named_datasets("dev_dataset", dev) if dev else {}
+    test = _named_datasets("test_dataset", test, RetrievalSet) if test else {}
+    pairs = [name for name, task in test.items() if not isinstance(task, RetrievalSet)]
+    check_names({"columns": columns}, [*train, *dev, *pairs])
+    tasks = {
+        name: retrieval_from_rows(name, Mixture({name: task}, columns, "test set")[name]) if name in pairs else task
+        for name, task in test.items()
+    }
+    return Mixture(train, columns), Mixture(dev, columns, "dev set") if dev else None, tasks
+
+
+def _named_datasets(argument: str, datasets: object, *other: type) -> Mapping[str, Any]:
+    """Return datasets, or objects of another class, by name; refuse anything else, and say how to write them."""
     if not isinstance(datasets, Mapping) or not datasets:
         how = f"{argument}={{'name': dataset}}"
         raise DataError(f"{argument}: expected at least one dataset by name, found {_kind(datasets)}; write {how}")
     for name, dataset in datasets.items():
-        if not isinstance(dataset, Dataset | RowSet):
+        if not isinstance(dataset, (Dataset, RowSet, *other)):
             how = "Dataset.from_generator for a stream, Dataset.from_list for rows in memory"
             raise DataError(f"{argument}[{name!r}]: expected a Dataset, found {_kind(dataset)}; use {how}")
     return datasets

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.data.columns import ColumnMap
-from mixfluence.data.mixture import Mixture, text_columns, train_and_dev, without_overlap
-from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
+from mixfluence.data.mixture import Mixture, text_columns, without_overlap
+from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
@@ -90,13 +90,8 @@ class MixtureMixin(ShardedMixin):
         **options: Any,
     ) -> None:
         arguments.check_model(model, self.model_class)
-        train = arguments.named_datasets("train_dataset", train_dataset)
-        dev = arguments.named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
-        self.mixture, self.dev = train_and_dev(train, dev, columns or {})
-        self.test = {
-            name: task if isinstance(task, RetrievalSet) else retrieval_from_rows(name, Mixture({name: task})[name])
-            for name, task in (test_dataset or {}).items()
-        }
+        datasets = arguments.read_datasets(train_dataset, dev_dataset, test_dataset, columns or {})
+        self.mixture, self.dev, self.test = datasets
         queries = {name: task.queries for name, task in self.test.items()}
         self.mixture, overlaps = without_overlap(self.mixture, queries, "drop")
         for overlap in overlaps:
@@ -334,7 +329,8 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         compiled: Compile the transformer for packed sequences, which takes half a minute at the start.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
-        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+        columns: Columns with other names of training, dev and test sets:
+            `{"faq": {"anchor": "title", "positive": "body"}}`.
         model_card: Whether to collect facts about the data for the model's card, which takes a second or more.
 
     Attributes:
