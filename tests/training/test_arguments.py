@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -14,9 +16,9 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from mixfluence.data.retrieval import retrieval_from_texts
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import Probe, Reptile
-from mixfluence.strategies import Aioli, InfDDS, MultiDDS, Static
+from mixfluence.strategies import STRATEGIES, Aioli, InfDDS, MultiDDS, Static, Strategy, TargetOnly
 from mixfluence.training.arguments import check_engine
-from mixfluence.training.losses import PackedMultipleNegativesRankingLoss
+from mixfluence.training.losses import PackedMultipleNegativesRankingLoss, info_nce
 from mixfluence.training.trainer import MixtureTrainer
 from tests.training.runs import arguments, pool
 
@@ -114,6 +116,74 @@ def test_a_strategy_may_be_a_name_or_a_class(
 def test_what_is_no_strategy_is_refused(given: Any, named: str, static: SentenceTransformer, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=rf"^strategy: .*{named}"):
         MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), strategy=given)
+
+
+def test_target_only_draws_the_training_sets_named_like_a_dev_set(static: SentenceTransformer, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train_dataset": pool(), "dev_dataset": {"far": pool()["far"], "other": NEAR}}
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), strategy="target-only", **options)
+    assert trainer.initial_weights == [0.0, 1.0]
+    chosen = TargetOnly(targets=["near"])
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), strategy=chosen, **options)
+    assert trainer.strategy is chosen
+    assert trainer.initial_weights == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("strategy", ["merge", "regmix", "crisp", "chameleon"])
+def test_methods_of_several_runs_are_for_recipes(strategy: str, static: SentenceTransformer, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=STRATEGIES[strategy].__name__) as refused:
+        MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), strategy=strategy)
+    assert "recipe" in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", ["doremi", "tdro"])
+def test_methods_that_weigh_losses_need_losses_that_can_be_weighed(
+    strategy: str, static: SentenceTransformer, tmp_path: Path
+) -> None:
+    for loss in (None, info_nce(static), {name: info_nce(static) for name in pool()}):
+        with pytest.raises(RecipeError, match=r"^loss: .*group_losses"):
+            MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), strategy=strategy, loss=loss)
+
+
+class Fixed(Strategy):
+    """A sampler of a user, whose weights nobody has checked."""
+
+    given: Any
+
+    def start(self, sizes: Mapping[str, int]) -> None:
+        self._given = self.given
+
+    def weights(self, progress: float = 0.0) -> Any:
+        return self._given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [0.5, math.nan],
+        [math.inf, 1.0],
+        [-0.5, 1.5],
+        [0.0, 0.0],
+        [1.0],
+        [0.5, 0.25, 0.25],
+        [[0.5, 0.5]],
+        [[0.5], [0.25, 0.25]],
+        {"near": 1.0, "far": 0.0},
+        None,
+    ],
+)
+def test_weights_that_cannot_be_drawn_by_are_refused(given: Any, static: SentenceTransformer, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^Fixed\.weights: .*2 numbers"):
+        MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), strategy=Fixed(given=given))
+
+
+def test_weights_become_probabilities(static: SentenceTransformer, tmp_path: Path) -> None:
+    strategy = Fixed(given=[3, 1])
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), strategy=strategy)
+    trainer.get_train_dataloader()
+    assert trainer.probabilities() == {"near": 0.75, "far": 0.25}
+    strategy._given = np.array([0.5, np.nan])
+    with pytest.raises(RecipeError, match=r"^Fixed\.weights: "):
+        next(iter(trainer.sampler))
 
 
 def test_the_loss_is_info_nce_by_default(static: SentenceTransformer, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import Alignment
 from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
+from mixfluence.training.losses import GroupLoss, has_part
 
 if TYPE_CHECKING:
     from mixfluence.training.trainer import MixtureMixin
@@ -121,6 +122,16 @@ def check_dev(strategy: Strategy, dev: Mapping[str, Any]) -> None:
         strategy.check_guards(dev)
     except ValueError as error:
         raise RecipeError(str(error)) from error
+
+
+def check_loss(strategy: Strategy, loss: object) -> None:
+    """Refuse losses that a strategy which weighs them cannot weigh."""
+    losses = loss.values() if isinstance(loss, Mapping) else [loss]
+    if type(strategy).weigh is not Strategy.weigh and not all(has_part(own, GroupLoss) for own in losses):
+        how = "loss=group_losses(model, reference, strategy, names)"
+        raise RecipeError(
+            f"loss: {strategy.label} compares the model with a reference and weighs its losses; write {how}"
+        )
 
 
 def check_names(arguments: Mapping[str, Mapping[str, Any]], datasets: Iterable[str]) -> None:

@@ -48,7 +48,7 @@ from mixfluence.training.in_line import InLineRunner
 from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
-from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
+from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed, probabilities
 from mixfluence.training.sharded import ShardedMixin
 
 logger = logging.getLogger(__name__)
@@ -96,10 +96,11 @@ class MixtureMixin(ShardedMixin):
         self.mixture, overlaps = without_overlap(self.mixture, queries, "drop")
         for overlap in overlaps:
             logger.warning("%s: dropped", overlap)
-        self.strategy = arguments.build_strategy(strategy)
+        self.strategy = arguments.build_strategy(strategy).for_targets(self.dev or {})
         arguments.check_dev(self.strategy, self.dev or {})
+        arguments.check_loss(self.strategy, loss)
         self.strategy.start(self.mixture.sizes)
-        self.initial_weights = self.strategy.weights(0.0).tolist()
+        self.initial_weights = probabilities(self.strategy, len(self.mixture)).tolist()
         self.num_negatives = num_negatives
         self.own_batch_sizes = dict(batch_sizes or {})
         own_negatives = num_negatives if isinstance(num_negatives, Mapping) else {}
