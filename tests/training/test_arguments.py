@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer import losses
 
 from mixfluence.data.retrieval import retrieval_from_texts
 from mixfluence.errors import DataError, RecipeError
@@ -193,9 +195,95 @@ def test_the_loss_is_info_nce_by_default(static: SentenceTransformer, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("batch_sampler", "no_duplicates"), ("multi_dataset_batch_sampler", "round_robin")]
+    ("loss", "place"),
+    [
+        (lambda model: "info-nce", "loss"),
+        (lambda model: {"near": info_nce(model)}, "loss: .*far"),
+        (lambda model: {}, "loss: .*near, far"),
+        (lambda model: {"near": info_nce(model), "far": None}, r"loss\['far'\]"),
+        (lambda model: info_nce(deepcopy(model)), "loss"),
+        (lambda model: {"near": info_nce(model), "far": info_nce(deepcopy(model))}, r"loss\['far'\]"),
+        (losses.CosineSimilarityLoss, "loss: .*label"),
+        (lambda model: {"near": losses.AnglELoss(model), "far": info_nce(model)}, r"loss\['near'\]: .*label"),
+    ],
 )
-def test_samplers_of_the_library_are_refused(
+def test_a_loss_that_cannot_train_is_refused(
+    loss: Callable[[Any], Any], place: str, static: SentenceTransformer, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=f"^{place}"):
+        MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), loss=loss(static))
+
+
+def test_a_triplet_loss_needs_triplets(static: SentenceTransformer, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train_dataset": pool(), "loss": losses.TripletLoss(static)}
+    trainer = MixtureTrainer(model=static, args=arguments(tmp_path), **options)
+    with pytest.raises(DataError, match=r"^near: "):
+        trainer.get_train_dataloader()
+    MixtureTrainer(model=static, args=arguments(tmp_path), num_negatives=1, **options).get_train_dataloader()
+
+
+def test_a_dev_set_without_a_loss_is_warned_about_if_losses_are_logged(
+    static: SentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {name: info_nce(static) for name in pool()}
+    options: dict[str, Any] = {"train_dataset": pool(), "dev_dataset": {"near": NEAR, "other": NEAR}, "loss": own}
+    MixtureTrainer(model=static, args=arguments(tmp_path), **options)
+    assert "dev set" not in caplog.text
+    args = arguments(tmp_path, eval_strategy="steps", eval_steps=3)
+    trainer = MixtureTrainer(model=static, args=args, **options)
+    assert set(trainer.eval_dataset) == {"near"}
+    assert caplog.text.count("dev set other: no loss") == caplog.text.count("dev set ") == 1
+
+
+def test_an_eval_dataset_is_no_dev_dataset(static: SentenceTransformer, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train_dataset": pool(), "strategy": "inf-dds"}
+    for given, hint in (None, False), (pool(), True):
+        with pytest.raises(DataError, match=r"^dev_dataset: ") as refused:
+            MixtureTrainer(model=static, args=arguments(tmp_path), **options, eval_dataset=given)
+        assert ("eval_dataset" in str(refused.value)) == hint
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"batch_sizes": 4}, "batch_sizes"),
+        ({"batch_sizes": {"near": 0}}, r"batch_sizes\['near'\]"),
+        ({"batch_sizes": {"near": 2, "far": 2.5}}, r"batch_sizes\['far'\]"),
+        ({"batch_sizes": {"near": "4"}}, r"batch_sizes\['near'\]"),
+        ({"num_negatives": -1}, "num_negatives"),
+        ({"num_negatives": "1"}, "num_negatives"),
+        ({"num_negatives": {"far": True}}, r"num_negatives\['far'\]"),
+    ],
+)
+def test_counts_are_whole_numbers(
+    options: dict[str, Any], place: str, static: SentenceTransformer, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=f"^{place}.*whole number"):
+        MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=pool(), **options)
+
+
+def test_a_dataset_too_small_to_compare_anything_is_warned_about(
+    static: SentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    datasets: dict[str, Any] = {
+        "one": NEAR.select([0]),
+        "two": NEAR.select([0, 1]),
+        "triple": pool()["far"].select([0]),
+    }
+    MixtureTrainer(model=static, args=arguments(tmp_path), train_dataset=datasets).get_train_dataloader()
+    warned = [record.getMessage() for record in caplog.records if "nothing to compare" in record.getMessage()]
+    assert [message.partition(":")[0] for message in warned] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("batch_sampler", "no_duplicates"),
+        ("multi_dataset_batch_sampler", "round_robin"),
+        ("neftune_noise_alpha", 5.0),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(
     argument: str, value: str, static: SentenceTransformer, tmp_path: Path
 ) -> None:
     args = arguments(tmp_path, **{argument: value})

@@ -169,6 +169,8 @@ def build_sampler(
         if sizes[name] < wanted[name] * args.world_size and args.process_index == 0:
             positives = rows.distinct_positives
             logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, sizes[name])
+        if sizes[name] == 1 and not negatives[name]:
+            logger.warning("%s: batches of one row without hard negatives leave nothing to compare with", name)
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
     if args.max_steps <= 0:
         filled = sum(len(rows) / (wanted[name] * args.world_size) for name, rows in tokenised.items())

@@ -37,6 +37,7 @@ from mixfluence.training.batches import (
     MixtureRows,
     NumNegatives,
     PlacedLoader,
+    chosen_negatives,
     collate,
     negatives_per_row,
     tokenise_all,
@@ -45,7 +46,7 @@ from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.folder import list_mixture
 from mixfluence.training.graphs import CudaGraphs, compile_encoder, graph_encoder
 from mixfluence.training.in_line import InLineRunner
-from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
+from mixfluence.training.losses import GUIDED, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
 from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed, probabilities
@@ -97,24 +98,23 @@ class MixtureMixin(ShardedMixin):
         for overlap in overlaps:
             logger.warning("%s: dropped", overlap)
         self.strategy = arguments.build_strategy(strategy).for_targets(self.dev or {})
-        arguments.check_dev(self.strategy, self.dev or {})
-        arguments.check_loss(self.strategy, loss)
+        arguments.check_dev(self.strategy, self.dev or {}, evaluated=bool(options.get("eval_dataset")))
+        arguments.check_loss(loss, self.strategy, model, self.mixture)
         self.strategy.start(self.mixture.sizes)
         self.initial_weights = probabilities(self.strategy, len(self.mixture)).tolist()
         self.num_negatives = num_negatives
+        arguments.check_counts("batch_sizes", batch_sizes or {}, self.mixture, least=1)
         self.own_batch_sizes = dict(batch_sizes or {})
-        own_negatives = num_negatives if isinstance(num_negatives, Mapping) else {}
-        arguments.check_names({"batch_sizes": self.own_batch_sizes, "num_negatives": own_negatives}, self.mixture)
+        arguments.check_counts("num_negatives", chosen_negatives(num_negatives, self.mixture), self.mixture, least=0)
         self.packing, self.compiled, self.model_card = packing, compiled, model_card
         self.sampler: MixtureBatchSampler
         self.probing: ProbeRunner | None = None
         self.resumed: dict[str, Any] | None = None
         self.seconds_before = 0.0
         if self.dev and "eval_dataset" not in options:
-            losses = loss if isinstance(loss, dict) else dict.fromkeys(self.dev, loss)
-            # Without the scores that some losses need.
-            evaluated = [name for name in self.dev if name in losses and not has_part(losses[name], *TAUGHT)]
-            options["eval_dataset"] = text_columns({name: self.dev[name] for name in evaluated}) or None
+            # A recipe selects checkpoints by other scores.
+            warn = trace_path is None and getattr(args, "eval_strategy", "no") != "no"
+            options["eval_dataset"] = arguments.evaluated_sets(self.dev, loss, warn=warn)
         super().__init__(model=model, args=args, train_dataset=text_columns(self.mixture), loss=loss, **options)
         arguments.check_arguments(self.args)
         self._check_learning_rates()
