@@ -284,8 +284,6 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     for name, (value, reason) in FIXED.items():
         if converted.get(name, value) != value:
             raise RecipeError(f"training.trainer_args.{name}: not supported, {reason}")
-    if converted.get("neftune_noise_alpha") is not None:
-        raise RecipeError("training.trainer_args.neftune_noise_alpha: not supported for sentence-transformers models")
     if converted.get("use_liger_kernel") and find_spec("liger_kernel") is None:
         raise RecipeError("training.trainer_args.use_liger_kernel: the package liger-kernel is not installed")
     return converted

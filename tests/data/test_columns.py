@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from mixfluence.data.columns import find_roles
-from mixfluence.data.mixture import Mixture, train_and_dev
+from mixfluence.data.mixture import Mixture
 from mixfluence.errors import DataError
 from tests.data.readers import read_pairs
 
@@ -94,13 +94,6 @@ def test_a_mixture_takes_columns_per_dataset() -> None:
     )
     assert mixture["odd"].rows[0]["negatives"] == ["b"]
     assert mixture["odd"].rows[0]["anchor"] == "c"
-    train, dev = train_and_dev(
-        {"odd": Dataset.from_dict(odd)}, {"more": Dataset.from_dict(odd)}, more := columns | {"more": columns["odd"]}
-    )
-    assert dev is not None
-    assert train["odd"].fingerprint == dev["more"].fingerprint
-    with pytest.raises(DataError, match=r"columns: .*'od'.*'odd'"):
-        train_and_dev({"odd": Dataset.from_dict(odd)}, None, {"od": more["odd"]})
 
 
 def test_rows_without_text_are_said_to_be_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -192,7 +192,7 @@ def test_a_passage_without_a_score_is_as_good_as_absent() -> None:
 
 
 def test_rows_without_teacher_scores_are_an_error_that_names_the_target() -> None:
-    with pytest.raises(DataError, match=r"^dev: .*teacher scores"):
+    with pytest.raises(DataError, match=r"^dev set dev: .*teacher scores"):
         values(distillation_metric(), random_piece(3, 2, labels=True), random_piece(4, 2))
 
 
@@ -222,7 +222,7 @@ def test_a_training_loss_of_several_parts_is_their_sum() -> None:
 
 
 def test_a_target_without_a_training_loss_is_an_error_that_names_it() -> None:
-    with pytest.raises(DataError, match=r"^dev: .*loss"):
+    with pytest.raises(DataError, match=r"^dev set dev: .*loss"):
         values(loss_metric({"other": Parts()}), random_piece(3, 1))
 
 

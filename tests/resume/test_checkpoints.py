@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_costs_a_few_steps_and_no_more(
     ("changes", "message"),
     [
         (["strategy={name: static, max_epochs: 0.01}"], "max_epochs allows"),
-        (["strategy=inf-dds", "dev={one: {format: pairs, path: PAIRS}}"], "a dev set needs at least two rows"),
+        (["strategy=inf-dds", "dev={one: {format: pairs, path: PAIRS}}"], "dev set one: needs at least two rows"),
     ],
 )
 def test_what_cannot_start_does_not_take_the_folder(

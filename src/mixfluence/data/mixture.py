@@ -16,7 +16,6 @@ from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
 from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.display import counted
 from mixfluence.errors import DataError
-from mixfluence.schema import unknown_key
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +28,17 @@ class Mixture(dict[str, RowSet]):
             anchor, query, question ...; positive, passage, answer, document ...; negative, negative_1 ...
         columns: For datasets with other names, which columns they are:
             `{"faq": {"anchor": "title", "positive": "body", "negatives": ["other"]}}`.
+        kind: What messages call a dataset before its name, such as "dev set".
     """
 
     def __init__(
-        self, datasets: Mapping[str, RowSet | Dataset], columns: Mapping[str, ColumnMap] | None = None
+        self, datasets: Mapping[str, RowSet | Dataset], columns: Mapping[str, ColumnMap] | None = None, kind: str = ""
     ) -> None:
         super().__init__()
         for name, dataset in datasets.items():
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"a dataset needs a name, found {name!r}")
-            self[name] = _row_set(name, dataset, (columns or {}).get(name))
+            self[name] = _row_set(name, dataset, (columns or {}).get(name), f"{kind} {name}".lstrip())
         if not self:
             raise DataError("a mixture needs at least one dataset")
 
@@ -53,32 +53,22 @@ class Mixture(dict[str, RowSet]):
         return {name: dataset.fingerprint for name, dataset in self.items()}
 
 
-def train_and_dev(
-    train: Mapping[str, RowSet | Dataset], dev: Mapping[str, RowSet | Dataset] | None, columns: Mapping[str, ColumnMap]
-) -> tuple[Mixture, Mixture | None]:
-    """Return both as mixtures, with the columns of datasets of either."""
-    for name in columns:
-        if name not in (known := [*train, *(dev or ())]):
-            raise DataError(f"columns: {unknown_key(name, known)}")
-    return Mixture(train, columns), Mixture(dev, columns) if dev else None
-
-
-def _row_set(name: str, dataset: RowSet | Dataset, columns: ColumnMap | None) -> RowSet:
-    """Return a dataset as rows, converting it if it has other columns."""
+def _row_set(name: str, dataset: RowSet | Dataset, columns: ColumnMap | None, place: str) -> RowSet:
+    """Return a dataset as rows, converting it if it has other columns; `place` is what messages call it."""
     if len(dataset) == 0:
-        raise DataError(f"{name}: the dataset is empty")
+        raise DataError(f"{place}: the dataset is empty")
     if isinstance(dataset, RowSet):
         return dataset
     content = fingerprint(dataset)
     if dataset.column_names == list(Row._fields) and not columns:
         for column in Row._fields:
             if missing := sum(value is None for value in dataset[column]):
-                raise DataError(f"{name}: {missing} of {len(dataset)} rows have no value in the column {column!r}")
+                raise DataError(f"{place}: {missing} of {len(dataset)} rows have no value in the column {column!r}")
         return RowSet(dataset, content)
-    # The name is part of the key because it occurs in the notes that are stored with the rows.
-    options = {"name": name, "content": content, "columns": columns}
-    reader = RecordReader(name, columns, option=f'columns={{{{"{name}": {{}}}}}}')
-    rows = convert_once([], options, lambda facts: reader.read([records_of(name, dataset)], facts))
+    # The place is part of the key because it occurs in the notes that are stored with the rows.
+    options = {"name": place, "content": content, "columns": columns}
+    reader = RecordReader(place, columns, option=f'columns={{{{"{name}": {{}}}}}}')
+    rows = convert_once([], options, lambda facts: reader.read([records_of(place, dataset)], facts))
     for note in rows.notes:
         logger.warning("%s", note)
     return rows

@@ -89,7 +89,7 @@ def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) 
 
     def score(scores: Tensor, batch: DevBatch) -> Tensor:
         if hard_negatives and scores.shape[1] <= len(scores):
-            raise DataError(f"{batch.target}: info-nce-hard needs dev rows with hard negatives; use info-nce")
+            raise DataError(f"dev set {batch.target}: info-nce-hard needs dev rows with hard negatives; use info-nce")
         scores = scores / temperature
         return torch.logsumexp(scores, dim=1) - scores.diagonal()
 
@@ -118,7 +118,7 @@ def distillation_metric(temperature: float = 0.02) -> Metric:
 
     def score(scores: Tensor, batch: DevBatch) -> Tensor:
         if any(piece.labels is None for piece in batch.pieces):
-            raise DataError(f"{batch.target}: a distillation metric needs teacher scores on the dev rows")
+            raise DataError(f"dev set {batch.target}: a distillation metric needs teacher scores on the dev rows")
         teacher = torch.cat([piece.labels for piece in batch.pieces if piece.labels is not None]).float()
         # The score of each query with its own passages: those of row i are the columns i, i + rows, ...
         student = scores.reshape(len(scores), -1, len(scores)).diagonal(dim1=0, dim2=2).T / temperature
@@ -140,7 +140,7 @@ def loss_metric(loss: Losses) -> Metric:
     def values(model: nn.Module, batch: DevBatch) -> Tensor:
         chosen = loss.get(batch.target) if isinstance(loss, Mapping) else loss
         if chosen is None:
-            raise DataError(f"{batch.target}: the trainer has no loss for this dev set")
+            raise DataError(f"dev set {batch.target}: the trainer has no loss for it")
         # Copied, because modules of sentence-transformers modify their input.
         found = [chosen([copy(column) for column in piece.columns], piece.labels) for piece in batch.pieces]
         return torch.stack([torch.stack(list(v.values())).sum() if isinstance(v, dict) else v for v in found])

@@ -156,7 +156,7 @@ class Strategy(Section):
 
     def stages(self, recipe: Recipe) -> list[Stage]:
         """Return the training runs of the method, in order."""
-        return [Stage(FINAL, recipe.training.steps, lambda found: self)]
+        return [Stage(FINAL, recipe.training.steps, lambda found: self.for_targets(recipe.dev))]
 
     @property
     def scoring(self) -> Scoring | None:
@@ -193,6 +193,10 @@ class Strategy(Section):
 
     # What the trainer asks.
 
+    def for_targets(self, dev: Collection[str]) -> Strategy:
+        """Return the strategy for a run with these dev sets: itself, unless it has to know their names."""
+        return self
+
     @property
     def probing(self) -> Probing | None:
         """How datasets are measured; None for a strategy that needs no measurement."""
@@ -200,6 +204,8 @@ class Strategy(Section):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         """Reset the state. Names and sizes of the datasets are in the order of every later vector."""
+        if type(self).stages is not Strategy.stages:
+            raise RecipeError(f"{self.label}: consists of several runs, so it works in recipes only")
         raise RecipeError(f"{self.label}: a strategy must define start and weights")
 
     def weights(self, progress: float = 0.0) -> Vector:

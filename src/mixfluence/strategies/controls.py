@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,10 +14,7 @@ from mixfluence.policy import UNIFORM, InitialField, Vector, Weights, softmax
 from mixfluence.policy.initial import read_weights
 from mixfluence.runs import TRACE_FILE, WEIGHTS_FILE, read_trace
 from mixfluence.schema import PathLike
-from mixfluence.strategies.base import FINAL, Stage, Strategy
-
-if TYPE_CHECKING:
-    from mixfluence.recipe import Recipe
+from mixfluence.strategies.base import Strategy
 
 
 class TargetOnly(Strategy):
@@ -29,7 +26,7 @@ class TargetOnly(Strategy):
     Costs no training step and no memory.
 
     Attributes:
-        targets: Names of the targets; the dev sets of the recipe if empty. Targets without a training dataset of their
+        targets: Names of the targets; the dev sets if empty. Targets without a training dataset of their
             name are ignored, but at least one must have one.
         init: How the drawn datasets share the probability.
     """
@@ -40,9 +37,8 @@ class TargetOnly(Strategy):
     targets: list[str] = Field(default_factory=list)
     init: InitialField = UNIFORM
 
-    def stages(self, recipe: Recipe) -> list[Stage]:
-        own = self if self.targets else self.model_copy(update={"targets": list(recipe.dev)})
-        return [Stage(FINAL, recipe.training.steps, lambda found: own)]
+    def for_targets(self, dev: Collection[str]) -> Strategy:
+        return self if self.targets else self.model_copy(update={"targets": list(dev)})
 
     def start(self, sizes: Mapping[str, int]) -> None:
         own = [name for name in sizes if name in self.targets]

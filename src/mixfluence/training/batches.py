@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,13 +165,18 @@ def prompts_of(args: BaseTrainingArguments, dataset: str, datasets: Container[st
 
 def negatives_per_row(tokenised: Mapping[str, TokenisedRows], wanted: NumNegatives) -> dict[str, int]:
     """Return the number of hard negatives per row: as many as every row has, unless a number is wanted."""
-    given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(tokenised, wanted)
-    chosen = {name: number for name, number in given.items() if number is not None}
+    chosen = chosen_negatives(wanted, tokenised)
     least = {name: rows.least_negatives for name, rows in tokenised.items()}
     for name, fewest in least.items():
         if name not in chosen and fewest < (most := tokenised[name].most_negatives):
             logger.warning("%s: rows have %d to %d hard negatives; using %d", name, fewest, most, fewest)
     return least | chosen
+
+
+def chosen_negatives(wanted: NumNegatives, datasets: Iterable[str]) -> dict[str, int]:
+    """Return the hard negatives per row of the datasets for which a number is wanted."""
+    given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(datasets, wanted)
+    return {name: number for name, number in given.items() if number is not None}
 
 
 def dev_negatives_per_row(dev: Mapping[str, TokenisedRows], wanted: NumNegatives) -> dict[str, int]:

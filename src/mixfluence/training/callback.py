@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import time
+from copy import copy
 from pathlib import Path
 from statistics import fmean
 from threading import Thread
@@ -65,6 +66,7 @@ class MixtureCallback(TrainerCallback):
             _follow_schedule(self._trainer)
         if self._trainer.probing:
             self._trainer.probing.start()
+            _warn_without_rounds(self._trainer)
         # The Trainer would delete old checkpoints before the new one is complete.
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
         # Filtering waits for the device at every step and hides NaN from the log, where `on_log` looks for it.
@@ -239,9 +241,29 @@ def probing_cost(path: Path) -> dict[str, float]:
     }
 
 
+def _warn_without_rounds(trainer: MixtureMixin) -> None:
+    """Warn at the start of a run that is too short for its strategy to measure anything."""
+    schedule, steps = _schedule(trainer), trainer.state.max_steps
+    rate: Any = schedule.lr_lambdas[0] if isinstance(schedule, LambdaLR) else lambda step: 1.0
+    # A copy, because some strategies remember what they were asked last.
+    strategy = copy(trainer.strategy)
+    if trainer.resumed or any(strategy.due(step, rate(step)) for step in range(1, steps)):
+        return
+    if trainer.is_world_process_zero():
+        keys = [key for key in ("warmup_steps", "update_every", "freeze_below") if hasattr(strategy, key)]
+        advice = f"train for more than {steps} steps" + (
+            f", or lower {', '.join(keys)} of the strategy" if keys else ""
+        )
+        logger.warning("%s: no round of measurements takes place in this run, %s", strategy.label, advice)
+
+
+def _schedule(trainer: MixtureMixin) -> Any:
+    return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+
+
 def _follow_schedule(trainer: MixtureMixin) -> None:
     """Set the learning rate of the next step by a schedule that may be longer than that of the checkpoint."""
-    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    schedule = _schedule(trainer)
     if isinstance(schedule, LambdaLR):
         parts = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
         for group, rate, share in parts:

@@ -17,11 +17,17 @@ from sentence_transformers.multi_vector_encoder import losses as multi_vector
 from sentence_transformers.sentence_transformer.losses import (
     CachedGISTEmbedLoss,
     CachedMultipleNegativesRankingLoss,
+    ContrastiveLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
     DistillKLDivLoss,
     GISTEmbedLoss,
     MarginMSELoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
+    OnlineContrastiveLoss,
+    SoftmaxLoss,
+    TripletLoss,
 )
 from sentence_transformers.sparse_encoder import losses as sparse
 from sentence_transformers.util import pairwise_cos_sim, pairwise_dot_score
@@ -49,6 +55,8 @@ DISTILL_KL: dict[type[BaseModel], Any] = {
     SparseEncoder: sparse.SparseDistillKLDivLoss,
     MultiVectorEncoder: multi_vector.MultiVectorDistillKLDivLoss,
 }
+# Losses of pairs with a label or a score, in place of positives; those of sparse encoders are subclasses.
+LABELLED = CosineSimilarityLoss, CoSENTLoss, ContrastiveLoss, OnlineContrastiveLoss, SoftmaxLoss
 TAUGHT = *MARGIN_MSE.values(), *DISTILL_KL.values()
 # Losses with a guide model, whose attention is not prepared for packed sequences.
 GUIDED = GISTEmbedLoss, CachedGISTEmbedLoss
@@ -200,6 +208,8 @@ def check_rows(loss: nn.Module, name: str, rows: TokenisedRows, negatives: int) 
         raise DataError(f"{name}: its loss needs hard negatives, and a teacher's score for every passage of every row")
     if has_part(loss, GISTEmbedLoss) and negatives > 1:
         raise DataError(f"{name}: gist takes one hard negative, found {negatives}; set hard_negatives to 1 or 0")
+    if has_part(loss, TripletLoss) and negatives != 1:
+        raise DataError(f"{name}: a triplet loss takes one hard negative, found {negatives}; set num_negatives to 1")
 
 
 class Reference:

@@ -199,7 +199,7 @@ class ProbeRunner:
     def _refuse_unfit(self, name: str, number: int, rows: Rows) -> None:
         """Refuse a dev set that the metric cannot be computed on."""
         if len(rows) < 2:
-            raise DataError(f"{name}: a dev set needs at least two rows that share neither query nor positive")
+            raise DataError(f"dev set {name}: needs at least two rows that share neither query nor positive")
         batch = self._dev_rows.batch(number, rows)
         if self._metric.score is not None:
             # Called for its error only: some metrics need a teacher's scores or hard negatives.

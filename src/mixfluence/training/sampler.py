@@ -21,6 +21,7 @@ from torch.utils.data import Sampler
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
+from mixfluence.schema import short
 from mixfluence.strategies import Strategy
 from mixfluence.training.streams import PartStream, RowStream, StreamState, mix, restore, shard, uniform
 
@@ -168,6 +169,8 @@ def build_sampler(
         if sizes[name] < wanted[name] * args.world_size and args.process_index == 0:
             positives = rows.distinct_positives
             logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, sizes[name])
+        if sizes[name] == 1 and not negatives[name]:
+            logger.warning("%s: batches of one row without hard negatives leave nothing to compare with", name)
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
     if args.max_steps <= 0:
         filled = sum(len(rows) / (wanted[name] * args.world_size) for name, rows in tokenised.items())
@@ -175,7 +178,7 @@ def build_sampler(
         epochs = math.ceil(args.num_train_epochs)
     return MixtureBatchSampler(
         streams,
-        strategy.weights,
+        partial(probabilities, strategy, len(tokenised)),
         batch_sizes=list(sizes.values()),
         draws_per_epoch=per_epoch,
         epochs=epochs,
@@ -184,6 +187,21 @@ def build_sampler(
         rank=args.process_index,
         world=args.world_size,
     )
+
+
+def probabilities(strategy: Strategy, datasets: int, progress: float = 0.0) -> Vector:
+    """Return the probability of each dataset after a part of the run; refuse weights that are none."""
+    given = strategy.weights(progress)
+    try:
+        weights = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        weights = np.array(np.nan)
+    total = weights.sum()
+    if weights.shape != (datasets,) or not np.isfinite(total) or (weights < 0).any() or not total:
+        expected = f"expected {datasets} numbers, one per dataset, finite, not negative and not all zero"
+        raise RecipeError(f"{strategy.label}.weights: {expected}, found {short(given)}")
+    # Weights that are probabilities already keep their last bits.
+    return weights if math.isclose(total, 1.0, rel_tol=1e-6) else weights / total
 
 
 def batch_sizes(wanted: Mapping[str, int], world: int, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
 from mixfluence.data.columns import ColumnMap
-from mixfluence.data.mixture import Mixture, text_columns, train_and_dev, without_overlap
-from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
+from mixfluence.data.mixture import Mixture, text_columns, without_overlap
+from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet
 from mixfluence.data.tokens import TokenisedRows
 from mixfluence.display import largest
@@ -37,6 +37,7 @@ from mixfluence.training.batches import (
     MixtureRows,
     NumNegatives,
     PlacedLoader,
+    chosen_negatives,
     collate,
     negatives_per_row,
     tokenise_all,
@@ -45,10 +46,10 @@ from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.folder import list_mixture
 from mixfluence.training.graphs import CudaGraphs, compile_encoder, graph_encoder
 from mixfluence.training.in_line import InLineRunner
-from mixfluence.training.losses import GUIDED, TAUGHT, check_rows, has_part, info_nce
+from mixfluence.training.losses import GUIDED, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
-from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed
+from mixfluence.training.sampler import MixtureBatchSampler, batch_sizes, build_sampler, data_seed, probabilities
 from mixfluence.training.sharded import ShardedMixin
 
 logger = logging.getLogger(__name__)
@@ -90,35 +91,30 @@ class MixtureMixin(ShardedMixin):
         **options: Any,
     ) -> None:
         arguments.check_model(model, self.model_class)
-        train = arguments.named_datasets("train_dataset", train_dataset)
-        dev = arguments.named_datasets("dev_dataset", dev_dataset) if dev_dataset else None
-        self.mixture, self.dev = train_and_dev(train, dev, columns or {})
-        self.test = {
-            name: task if isinstance(task, RetrievalSet) else retrieval_from_rows(name, Mixture({name: task})[name])
-            for name, task in (test_dataset or {}).items()
-        }
+        datasets = arguments.read_datasets(train_dataset, dev_dataset, test_dataset, columns or {})
+        self.mixture, self.dev, self.test = datasets
         queries = {name: task.queries for name, task in self.test.items()}
         self.mixture, overlaps = without_overlap(self.mixture, queries, "drop")
         for overlap in overlaps:
             logger.warning("%s: dropped", overlap)
-        self.strategy = arguments.build_strategy(strategy)
-        arguments.check_dev(self.strategy, self.dev or {})
+        self.strategy = arguments.build_strategy(strategy).for_targets(self.dev or {})
+        arguments.check_dev(self.strategy, self.dev or {}, evaluated=bool(options.get("eval_dataset")))
+        arguments.check_loss(loss, self.strategy, model, self.mixture)
         self.strategy.start(self.mixture.sizes)
-        self.initial_weights = self.strategy.weights(0.0).tolist()
+        self.initial_weights = probabilities(self.strategy, len(self.mixture)).tolist()
         self.num_negatives = num_negatives
+        arguments.check_counts("batch_sizes", batch_sizes or {}, self.mixture, least=1)
         self.own_batch_sizes = dict(batch_sizes or {})
-        own_negatives = num_negatives if isinstance(num_negatives, Mapping) else {}
-        arguments.check_names({"batch_sizes": self.own_batch_sizes, "num_negatives": own_negatives}, self.mixture)
+        arguments.check_counts("num_negatives", chosen_negatives(num_negatives, self.mixture), self.mixture, least=0)
         self.packing, self.compiled, self.model_card = packing, compiled, model_card
         self.sampler: MixtureBatchSampler
         self.probing: ProbeRunner | None = None
         self.resumed: dict[str, Any] | None = None
         self.seconds_before = 0.0
         if self.dev and "eval_dataset" not in options:
-            losses = loss if isinstance(loss, dict) else dict.fromkeys(self.dev, loss)
-            # Without the scores that some losses need.
-            evaluated = [name for name in self.dev if name in losses and not has_part(losses[name], *TAUGHT)]
-            options["eval_dataset"] = text_columns({name: self.dev[name] for name in evaluated}) or None
+            # A recipe selects checkpoints by other scores.
+            warn = trace_path is None and getattr(args, "eval_strategy", "no") != "no"
+            options["eval_dataset"] = arguments.evaluated_sets(self.dev, loss, warn=warn)
         super().__init__(model=model, args=args, train_dataset=text_columns(self.mixture), loss=loss, **options)
         arguments.check_arguments(self.args)
         self._check_learning_rates()
@@ -334,7 +330,8 @@ class MixtureTrainer(MixtureMixin, SentenceTransformerTrainer):
         compiled: Compile the transformer for packed sequences, which takes half a minute at the start.
         trace_path: Where to write the trace. None for `trace.jsonl` in the output folder, which then is a run folder
             that `mixfluence status`, `weights`, `report` and `compare` read.
-        columns: Columns of datasets with other names: `{"faq": {"anchor": "title", "positive": "body"}}`.
+        columns: Columns with other names of training, dev and test sets:
+            `{"faq": {"anchor": "title", "positive": "body"}}`.
         model_card: Whether to collect facts about the data for the model's card, which takes a second or more.
 
     Attributes:
