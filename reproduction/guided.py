@@ -191,8 +191,8 @@ def result_of(folder: Path) -> Job:
     states = sorted(folder.glob("checkpoints/*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     if not scores and states:
         history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
-        kept = {name: value for line in history for name, value in line.items() if name.endswith("_ndcg@10")}
-        scores = {name.removeprefix("eval_").removesuffix("_ndcg@10"): value for name, value in kept.items()}
+        kept = {name: value for line in history for name, value in line.items()}
+        scores = {name: kept[f"eval_{name}_ndcg@10"] for name in found.recipe.dev}
     elif not scores:
         # A merged model has no checkpoints.
         scores = score_model(found.recipe, folder)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from datasets import Dataset, DatasetDict
 from sentence_transformers.base.sampler import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.base.training_args import BaseTrainingArguments
@@ -172,7 +173,7 @@ def check_counts(argument: str, counts: object, datasets: Iterable[str], *, leas
         raise RecipeError(f"{argument}: {expected} for each dataset by name, found {short(counts)}")
     check_names({argument: counts}, datasets)
     for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
             raise RecipeError(f"{argument}[{name!r}]: {expected}, found {short(count)}")
 
 
