@@ -213,7 +213,7 @@ def read_run_recipe(path: Path) -> Recipe:
     if not path.is_dir():
         raise DataError(f"{path}: no such folder")
     if not (path / RECIPE_FILE).is_file():
-        inside = sorted(str(file.parent) for file in path.glob(f"*/{RECIPE_FILE}"))
+        inside = sorted(str(file.parent) for level in ("*", "*/*") for file in path.glob(f"{level}/{RECIPE_FILE}"))
         hint = f"; it contains runs: {', '.join(inside)}" if inside else ", which a run writes before its first step"
         raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint}")
     try:
