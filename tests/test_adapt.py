@@ -105,7 +105,9 @@ def test_datasets_are_named_by_path_or_format(workplace: Path) -> None:
     assert values["test"]["NFCorpus"] == {"format": "mteb", "task": "NFCorpus", "split": "test"}
 
 
-@pytest.mark.parametrize("words", [["absent/file.jsonl"], ["s3:bucket"], ["pydocs:numpy", "pydocs:numpy"]])
+@pytest.mark.parametrize(
+    "words", [["absent/file.jsonl"], ["absent.CSV"], ["s3:bucket"], ["pydocs:numpy", "pydocs:numpy"]]
+)
 def test_unknown_and_equal_names_are_refused(workplace: Path, words: list[str]) -> None:
     with pytest.raises(RecipeError, match=re.escape(words[0])):
         recipe_of(workplace, pool=words)

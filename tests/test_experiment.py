@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,18 @@ def test_the_model_loads_in_plain_sentence_transformers_and_scores_the_same(reci
     ],
     ids=["sparse", "multi-vector", "reranker", "merged adapter", "adapter alone"],
 )
-def test_every_kind_of_model_is_trained_selected_and_tested(recipe_path: Path, model: dict[str, Any]) -> None:
+def test_every_kind_of_model_is_trained_selected_and_tested(
+    recipe_path: Path, caplog: pytest.LogCaptureFixture, model: dict[str, Any]
+) -> None:
     values = yaml.safe_load(recipe_path.read_text(encoding="utf-8"))
     values["model"] = {"name": values["model"]["name"], "passage_length": 16, **model}
     values["strategy"] = {"name": "inf-dds", "update_every": 4, "warmup_steps": 4, "inner_steps": 1}
     recipe_path.write_text(yaml.safe_dump(values), encoding="utf-8")
     recipe = load_recipe(recipe_path)
     assert plan_run(recipe).checked.absent == []
-    scores = run(recipe)
+    with caplog.at_level("INFO"):
+        scores = run(recipe)
+    assert any(re.search(r"probes took \d\.\d s", message) for message in caplog.messages)
     saved = recipe.output / "model"
     again = load_encoder(str(saved), kind=recipe.model.kind, device="cpu")
     rescored = evaluate(again, read_task("small", recipe.test["small"]))

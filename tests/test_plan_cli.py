@@ -60,4 +60,4 @@ def test_status_shows_a_run_and_refuses_other_folders(recipe_path: Path, tmp_pat
     assert "12 of 12 (100%)" in result.stdout
     refused = mixfluence_here("status", "data", folder=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.strip() == "error: data: not a run folder, it has no recipe.yaml"
+    assert refused.stderr.startswith("error: data: not a run folder, it has no recipe.yaml, which a run writes before")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
+from mixfluence.data.pairs import EXTENSIONS
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare, contrast_between
 from mixfluence.runs import Run
@@ -93,6 +94,8 @@ def _add(sources: dict[str, Any], word: str, splits: dict[str, str]) -> None:
     if path.exists():
         beir = any((path / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "corpus"))
         name, source = path.name.partition(".")[0], {"format": "beir" if beir else "pairs", "path": word}
+    elif word.lower().endswith(EXTENSIONS):
+        raise RecipeError(f"{word}: no such file")
     elif colon:
         if format_ not in NAMED_FORMATS:
             raise RecipeError(f"{word}: no such file; expected a path, or FORMAT:NAME of {', '.join(NAMED_FORMATS)}")

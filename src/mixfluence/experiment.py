@@ -25,7 +25,7 @@ from mixfluence.clustering import Partition
 from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
-from mixfluence.display import counted
+from mixfluence.display import counted, duration
 from mixfluence.encoders import is_linear
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
@@ -215,10 +215,10 @@ def _train(
     watch.seconds["train"] += trainer.seconds_before - probing["seconds"]
     if probing["rounds"]:
         logger.info(
-            "%s of probes took %.0f s beside %.0f s of training, and memory for %.1f times the parameters",
+            "%s of probes took %s beside %s of training, and memory for %.1f times the parameters",
             counted(int(probing["rounds"]), "round"),
-            probing["seconds"],
-            watch.seconds["train"],
+            duration(probing["seconds"]),
+            duration(watch.seconds["train"]),
             probing["parameter_sizes"],
         )
     # Nothing reads the model of a scored stage again; a sharded one is scored as it was saved.

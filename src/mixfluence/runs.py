@@ -184,9 +184,9 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or whole paths if two of those are equal."""
+    """Return the last part of each path, or whole paths if two of those are equal or one is a mere seed."""
     names = [path.resolve().name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+    return list(map(str, paths)) if len(set(names)) < len(names) or any(map(str.isdigit, names)) else names
 
 
 def step_of(checkpoint: Path | str) -> int:
@@ -213,8 +213,8 @@ def read_run_recipe(path: Path) -> Recipe:
     if not path.is_dir():
         raise DataError(f"{path}: no such folder")
     if not (path / RECIPE_FILE).is_file():
-        inside = sorted(str(file.parent) for file in path.glob(f"*/{RECIPE_FILE}"))
-        hint = f"; it contains runs: {', '.join(inside)}" if inside else ""
+        inside = sorted(str(file.parent) for level in ("*", "*/*") for file in path.glob(f"{level}/{RECIPE_FILE}"))
+        hint = f"; it contains runs: {', '.join(inside)}" if inside else ", which a run writes before its first step"
         raise DataError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint}")
     try:
         return load_recipe(path / RECIPE_FILE, files_may_be_missing=True, upgrade=_upgrade)

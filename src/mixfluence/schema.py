@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 else:
     ModelMetaclass = type(BaseModel)
 
+# Messages in place of pydantic's that name types of Python, by the type of the error.
+EXPECTED = {
+    "dict_type": "expected a mapping",
+    "path_type": "expected a path",
+    "too_short": "expected {min_length} or more entries",
+}
 # Far below the largest 32-bit float, so that products with such a number do not overflow.
 LARGEST = 1e30
 # The type of errors whose messages are complete sentences already.
@@ -117,7 +123,7 @@ def registered(
         word = data.get(key)
         chosen = registry.get(word) if isinstance(word, str) else None
         if chosen is None:
-            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {short(word)}")
+            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {short(word) if word else 'none'}")
         return chosen.model_validate(data, context=info.context)
 
     return BeforeValidator(build)
@@ -136,7 +142,8 @@ def error_message(error: ErrorDetails) -> str:
         return "this key is missing"
     if error["type"] in {"value_error", OURS}:
         return message
-    return f"{message[0].lower()}{message[1:]}, found {short(error['input'])}"
+    own = EXPECTED.get(error["type"], "").format_map(error.get("ctx", {}))
+    return f"{own or message[0].lower() + message[1:]}, found {short(error['input'])}"
 
 
 def short(value: Any) -> str:

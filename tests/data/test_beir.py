@@ -165,7 +165,7 @@ def test_ids_that_are_numbers_are_read_as_text(make_folder: MakeFolder) -> None:
         (["d1"], r"corpus\.jsonl:2: "),
         ({"text": "x"}, r"corpus\.jsonl:2: .*'_id'"),
         ({"_id": True, "text": "x"}, r"corpus\.jsonl:2: .*'_id'"),
-        ({"_id": "d2"}, r"corpus\.jsonl:2: found None as 'text', expected text"),
+        ({"_id": "d2"}, r"corpus\.jsonl:2: expected 'text' among its keys"),
         ({"_id": "d2", "title": 3, "text": "x"}, r"corpus\.jsonl:2: .*'title'"),
         ({"_id": "d1", "text": "other"}, r"corpus\.jsonl:2: .*'d1'"),
     ],

@@ -133,7 +133,7 @@ def test_splits_do_not_depend_on_order_or_kind() -> None:
 
 def test_a_tiny_corpus_is_not_split(tmp_path: Path) -> None:
     path = write(tmp_path / "docs.jsonl", [{"text": BODY}])
-    with pytest.raises(DataError, match="1 documents are too few"):
+    with pytest.raises(DataError, match="1 document, too few"):
         pairs(path, "crop", "dev")
 
 
@@ -183,8 +183,9 @@ def test_positives_that_are_no_document_are_added_with_a_note(corpus: Path, tmp_
     ("lines", "message"),
     [
         ('{"text": "a"}\n{"text": 3}', r"docs\.jsonl:2: .*'text', expected text"),
-        ('{"text": "a"}\n{"title": "b"}', r"docs\.jsonl:2: .*'text', expected text"),
+        ('{"text": "a"}\n{"title": "b"}', r"docs\.jsonl:2: expected 'text' .*'title'"),
         ('{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}', r"docs\.jsonl:2: the id '1' already exists"),
+        ("", r"docs\.jsonl: contains no documents"),
         ('["a", "b"]', r"docs\.jsonl:1: .*expected an object"),
     ],
 )
@@ -193,6 +194,24 @@ def test_a_bad_document_is_named_by_its_line(tmp_path: Path, lines: str, message
     path.write_text(lines)
     with pytest.raises(DataError, match=message):
         pairs(path, "crop")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([{"query": "a", "document": "0"}, {"query": "b", "document": "1"}], r"q\.jsonl: .*'a'.*'doc_id'"),
+        ([{"query": "a", "doc_id": "0"}], r"q\.jsonl: .*found 1"),
+    ],
+)
+def test_labelled_queries_that_name_no_text_or_are_too_few_are_refused(
+    tmp_path: Path, records: list[dict[str, str]], message: str
+) -> None:
+    documents = write(
+        tmp_path / "docs.jsonl", [{"_id": str(number), "text": f"{number} {BODY}"} for number in range(2)]
+    )
+    queries = write(tmp_path / "q.jsonl", records)
+    with pytest.raises(DataError, match=message):
+        pairs(documents, "queries", queries=queries)
 
 
 def test_an_unknown_document_is_named_by_the_line_of_its_query(corpus: Path, tmp_path: Path) -> None:

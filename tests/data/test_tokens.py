@@ -110,6 +110,16 @@ def test_many_texts_of_many_chunks_keep_their_order(
     assert len(tokenised.documents.lengths) == len({text for row in ROWS for text in (row.positive, *row.negatives)})
 
 
+def test_rows_may_repeat_the_texts_of_all_earlier_rows(
+    model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "ROWS_PER_CHUNK", 2)
+    tokenised = tokenise(row_set(*[Row("w1", f"w{number % 3}") for number in range(8)]), Tokeniser(model), Prompts())
+    assert tokenised.anchors.tolist() == [0] * 8
+    assert len(tokenised.queries.lengths) == 1
+    assert len(tokenised.documents.lengths) == 3
+
+
 def test_text_is_tokenised_once(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     of_texts = tokenize.Side.tokenise

@@ -66,6 +66,10 @@ def cache(path: str) -> dict[str, str]:
     return {"MIXFLUENCE_CACHE": path}
 
 
+def without_model(folder: Path) -> None:
+    shutil.rmtree(folder / "run" / "model")
+
+
 def nowhere(folder: Path) -> None:
     (folder / "run").symlink_to("/absent/folder")
 
@@ -140,6 +144,8 @@ RUNS = [
         '{"step": 0, "seconds": 0, "datasets": {}}\n',
     ),
     of_run("a trained model that is damaged", "evaluate run", "model/model.safetensors", "nothing", "'run/model'"),
+    Case("a run without its model", "evaluate model run", ("run/model", "--keep-models"), arrange=without_model),
+    Case("a merge without a model", "merge run -o merged", ("run/model", "--keep-models"), arrange=without_model),
     Case(
         "a trained model in a pickle",
         "evaluate run",

@@ -219,6 +219,8 @@ def test_what_is_not_a_run_or_incomplete_is_refused(old: Path, tmp_path: Path) -
         read_run(tmp_path / "absent")
     with pytest.raises(DataError, match=r"recipe\.yaml; it contains runs: .*doremi, .*inf-dds$"):
         read_run(old)
+    with pytest.raises(DataError, match=r"it contains runs: .*doremi, .*inf-dds$"):
+        read_run(old.parent)
     (old / "doremi" / "eval" / "blue.jsonl").unlink()
     with pytest.raises(DataError, match=r"eval: .* blue"):
         read_run(old / "doremi")

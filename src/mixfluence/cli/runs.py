@@ -60,21 +60,20 @@ def evaluate(
     """Score runs or models on test sets, per dataset and per query."""
     parsed = _recipe_for(systems, recipe, overrides or [], mteb or [])
     _refuse_code(parsed, trust)
+    models = [_model_of(system) for system in systems]
     show_log()
     from mixfluence.build import build_model
     from mixfluence.data.formats import read_task
     from mixfluence.evaluation.retrieval import evaluate_bm25
     from mixfluence.report.tables import score_table
-    from mixfluence.runs import EVAL_FOLDER, MODEL_FOLDER, run_labels, write_test
+    from mixfluence.runs import EVAL_FOLDER, run_labels, write_test
     from mixfluence.testing import evaluate_tasks
 
     tasks = {name: read_task(name, source) for name, source in parsed.test.items()}
     rows = {}
     if bm25:
         rows["BM25"] = {name: evaluate_bm25(task) for name, task in tasks.items()}
-    for system, label in zip(systems, run_labels([Path(system) for system in systems]), strict=True):
-        run_model = Path(system) / MODEL_FOLDER
-        path = str(run_model) if run_model.is_dir() else system
+    for path, label in zip(models, run_labels([Path(system) for system in systems]), strict=True):
         # Other models have no such revision.
         revision = parsed.model.revision if path == parsed.model.name else None
         saved = {"name": path, "revision": revision, "trust_remote_code": trust, "lora": None}
@@ -87,6 +86,16 @@ def evaluate(
             with writing(folder := to / label.replace("/", "-")):
                 write_test(folder, parsed, name, tasks, scores)
     output.print(score_table(rows, measure))
+
+
+def _model_of(system: str) -> str:
+    """Return the folder of the model of a run; the name of another system is that of its model."""
+    from mixfluence.runs import MODEL_FOLDER, RECIPE_FILE
+
+    model = Path(system) / MODEL_FOLDER
+    if not model.is_dir() and (Path(system) / RECIPE_FILE).is_file():
+        raise DataError(f"{model}: the run has no model; a sweep keeps those of its runs with --keep-models")
+    return str(model) if model.is_dir() else system
 
 
 def _refuse_code(recipe: Recipe, trust: bool) -> None:
@@ -254,6 +263,8 @@ def merge(
     found = [read_run(run) for run in runs]
     recipe = _recipe_of_merge(found[0].recipe, folder, dev)
     _refuse_code(recipe, trust)
+    for run in runs:
+        _model_of(str(run))  # refuses a run without one
     merged = merge_runs(found, Merge(soup=dev is None, start_share=base, evaluations=evaluations), recipe, folder)
     tasks = {name: read_task(name, source) for name, source in recipe.test.items()}
     model = build_model(recipe.model, folder / MODEL_FOLDER)

@@ -27,6 +27,7 @@ from mixfluence.data.source import (
     read_text,
     text_field,
 )
+from mixfluence.display import counted
 from mixfluence.errors import DataError
 from mixfluence.schema import Count, WholeNumber, short
 
@@ -133,6 +134,9 @@ class CorpusSource(FileSource):
         unknown = []
         for row in RecordReader(str(self.queries)).read([_with_texts(self.queries, by_id)], facts):
             text = known.get(row.positive.strip())
+            if not text and row.positive.strip() in by_id:
+                wrong = f"the positive of {short(row.anchor)} is the id of a document, expected its text"
+                raise DataError(f"{self.queries}: {wrong}; name a column of ids 'doc_id'")
             if not text:
                 unknown.append(short(row.anchor))
             found.setdefault(row.anchor, []).append(text or row.positive)
@@ -140,7 +144,7 @@ class CorpusSource(FileSource):
             what = "positives are the text of no document and were added to the passages"
             facts.notes.append(f"{self.queries}: {len(unknown)} {what}, such as that of {unknown[0]}")
         if len(found) < 2:
-            raise DataError(f"{self.queries}: {len(found)} queries are too few to be split into dev and test")
+            raise DataError(f"{self.queries}: expected at least 2 labelled queries, half for dev, found {len(found)}")
         order, half, labelled = hash_order(found), len(found) // 2, list(found.items())
         chosen = {"dev": order[:half], "test": order[half:]}.get(self.split, order)
         return dict(labelled[place] for place in sorted(chosen))
@@ -195,6 +199,8 @@ def read_documents(path: Path) -> list[Document]:
             raise DataError(f"{where}: the id {id!r} already exists")
         title = "" if record.get("title") is None else text_field(record, "title", where)
         documents[id] = Document(id, " ".join(title.split()), text_field(record, "text", where).strip())
+    if not documents:
+        raise DataError(f"{path}: contains no documents")
     return list(documents.values())
 
 
@@ -204,7 +210,8 @@ def take_split(documents: Sequence[Document], split: Split) -> list[Document]:
         return list(documents)
     count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * len(documents)))
     if count == 0:
-        raise DataError(f"{len(documents)} documents are too few to hold out a tenth of them; use the split 'all'")
+        found = counted(len(documents), "document")
+        raise DataError(f"{found}, too few to hold out a tenth of them; use the split 'all'")
     order = hash_order(document.whole for document in documents)
     parts = {"dev": order[:count], "test": order[count : 2 * count], "train": order[2 * count :]}
     return [documents[place] for place in sorted(parts[split])]

@@ -21,7 +21,7 @@ from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, count_difference
 from mixfluence.data.source import TRAINING_KEYS, SourceSection
-from mixfluence.schema import registered, unknown_key
+from mixfluence.schema import registered, short, unknown_key
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def fill_sources(sources: Any, defaults: dict[str, Any], section: str) -> Any:
             raise ValueError(f"{section}: {twice[0]!r} is listed twice")
         sources = dict.fromkeys(map(str, sources))
     if not isinstance(sources, dict):
-        return sources
+        raise ValueError(f"{section}: expected names of datasets, or a mapping of them, found {short(sources)}")
     return {name: _fill_source(str(name), own or {}, defaults, section) for name, own in sources.items()}
 
 

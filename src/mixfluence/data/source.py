@@ -165,7 +165,9 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def text_field(record: dict[str, Any], name: str, where: str) -> str:
     """Return a field that must be text."""
-    value = record.get(name)
+    if name not in record:
+        raise DataError(f"{where}: expected '{name}' among its keys, found {', '.join(map(short, record)) or 'none'}")
+    value = record[name]
     if not isinstance(value, str):
         raise DataError(f"{where}: found {short(value)} as '{name}', expected text")
     return value
@@ -182,7 +184,7 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8") if isinstance(line, bytes) else line
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        hint = "" if encoding else "; write its encoding, such as encoding: latin-1"
+        hint = "" if encoding else "; save it as UTF-8, or write its encoding, such as encoding: latin-1"
         raise DataError(f"{path}:{number}: not valid {encoding or 'UTF-8'} ({error}){hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error

@@ -106,10 +106,12 @@ class Side:
 
     def tokenise(self, texts: list[str]) -> Ids:
         """Return the ids of all texts in one array, and each text's length in tokens."""
+        if not texts:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
         by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         sample = [texts[by_length[place]] for place in np.linspace(0, len(texts) - 1, TEXTS_COMPARED).astype(int)]
-        ids_of = self._encode(texts) if texts and self._is_exact(sample) else self._preprocess(texts, by_length)
-        return np.concatenate([np.empty(0, np.int32), *ids_of]), np.array([len(ids) for ids in ids_of], np.int64)
+        ids_of = self._encode(texts) if self._is_exact(sample) else self._preprocess(texts, by_length)
+        return np.concatenate(ids_of), np.array([len(ids) for ids in ids_of], np.int64)
 
     def _is_exact(self, texts: list[str]) -> bool:
         """Return whether the tokenizer underneath gives the ids of `preprocess`."""
