@@ -251,11 +251,6 @@ def test_epochs_by_hand(tmp_path: Path) -> None:
         ),
         (["strategy=doremi"], {}, "training.steps is 100, but with its stages the run trains for 300 steps"),
         (["test={x: {}}"], {}, "dev.x is the same data as test.x: test scores would be too good"),
-        (
-            ["train.a.batch_size=1"],
-            {},
-            "batch_size is 1 for a: a row alone in its batch has only its own hard negatives",
-        ),
         (["dev.x.path=nowhere/a.jsonl"], {}, "dev.x is the same data as train.a: it is trained on"),
     ],
 )

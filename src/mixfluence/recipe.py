@@ -272,15 +272,13 @@ class Recipe(Section):
                 yield f"training.{name}"
 
     def warnings(self) -> Iterator[str]:
-        """Yield sentences on data that is used twice, as dev data and for training or testing, and on batches of 1."""
+        """Yield a sentence for each dataset that is used twice, as dev data and for training or testing."""
         consequences = {"train": "it is trained on", "test": "test scores would be too good"}
         for name, source in self.dev.items():
             for section, consequence in consequences.items():
                 for other, same in getattr(self, section).items():
                     if type(source) is type(same) and source.location == same.location:
                         yield f"dev.{name} is the same data as {section}.{other}: {consequence}"
-        if alone := [name for name in self.train if self.batch_size_of(name) == 1]:
-            yield f"batch_size is 1 for {', '.join(alone)}: a row alone in its batch has only its own hard negatives"
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

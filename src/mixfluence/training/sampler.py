@@ -19,6 +19,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from torch.utils.data import Sampler
 
 from mixfluence.data.tokens import TokenisedRows
+from mixfluence.display import counted
 from mixfluence.errors import RecipeError
 from mixfluence.policy import Vector, cap
 from mixfluence.schema import short
@@ -167,8 +168,8 @@ def build_sampler(
         own = list(parts[name].values())
         streams.append(PartStream(*order, own, least=sizes[name]) if own else RowStream(*order))
         if sizes[name] < wanted[name] * args.world_size and args.process_index == 0:
-            positives = rows.distinct_positives
-            logger.warning("%s: only %d distinct positives, so its batches have %d rows", name, positives, sizes[name])
+            found, most = counted(rows.distinct_positives, "distinct positive"), counted(sizes[name], "row")
+            logger.warning("%s: only %s, so its batches have %s", name, found, most)
         if sizes[name] == 1 and not negatives[name]:
             logger.warning("%s: batches of one row without hard negatives leave nothing to compare with", name)
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
