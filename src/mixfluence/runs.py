@@ -184,9 +184,9 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or whole paths if two of those are equal or one is a mere seed."""
-    names = [path.resolve().name for path in paths]
-    return list(map(str, paths)) if len(set(names)) < len(names) or any(map(str.isdigit, names)) else names
+    """Return the last part of each path, the whole path if that is a mere seed, or all paths if two are equal."""
+    names = [str(path) if path.name.isdigit() else path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def step_of(checkpoint: Path | str) -> int:

@@ -152,7 +152,7 @@ def test_every_test_set_counts_alike_and_holm_corrects_over_them() -> None:
 
 def test_the_two_best_are_tested_unless_the_user_names_others() -> None:
     runs = [made_run(name, shifted(by), strategy=sampler) for name, by, sampler in (
-        ("low", -0.05, "static"), ("best", 0.1, "cooldown"), ("good", 0.05, "inf-dds"), ("2", 0.0, "multidds"),
+        ("low", -0.05, "static"), ("best", 0.1, "cooldown"), ("good", 0.05, "inf-dds"), ("last", 0.0, "multidds"),
     )]  # fmt: skip
     runs.append(made_run("best-1", shifted(0.1), strategy="cooldown", seed=1))
 
@@ -164,9 +164,8 @@ def test_the_two_best_are_tested_unless_the_user_names_others() -> None:
     assert tested(None) == (1, 2)
     assert tested(("low", "3")) == (0, 2)
     assert tested(("best-1", "low")) == (1, 0)
-    # A name counts before a position.
-    assert tested(("1", "2")) == (0, 3)
-    with pytest.raises(RecipeError, match=r"'worst'.* 1 low, 2 best, 3 good, 4 2"):
+    assert tested(("1", "last")) == (0, 3)
+    with pytest.raises(RecipeError, match=r"'worst'.* 1 low, 2 best, 3 good, 4 last"):
         tested(("worst", "1"))
     with pytest.raises(RecipeError, match=r"best best-1: both are row 2"):
         tested(("best", "best-1"))

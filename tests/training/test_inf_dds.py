@@ -675,13 +675,13 @@ def test_a_run_without_a_dev_set_is_refused(make_static: MakeModel, tmp_path: Pa
 
 def test_a_dev_set_with_one_positive_is_refused(make_static: MakeModel, tmp_path: Path) -> None:
     single = Dataset.from_dict({"anchor": ["w1", "w2", "w3"], "positive": ["w9", "w9", "w9"]})
-    with pytest.raises(DataError, match=r"^single: "):
+    with pytest.raises(DataError, match=r"^dev set single: "):
         small_run(make_static(), tmp_path, InfDDS(), dev_dataset={"single": single})
 
 
 def test_a_distillation_metric_needs_scores(make_static: MakeModel, tmp_path: Path) -> None:
     strategy = InfDDS(**EVERY_STEP, probe=Probe(metric=distillation_metric()))
-    with pytest.raises(DataError, match=r"^dev: "):
+    with pytest.raises(DataError, match=r"^dev set dev: "):
         small_run(make_static(), tmp_path, strategy)
     assert not (tmp_path / "trace.jsonl").exists()  # not one step later
 
