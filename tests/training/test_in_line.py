@@ -203,6 +203,23 @@ def test_windows_are_whole_and_lead_to_a_round(
     assert len(evaluated) == evaluations
 
 
+def test_a_short_step_at_the_end_of_an_epoch_has_its_own_batches(
+    make_static: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    record = StepMeter.record
+
+    def watched(meter: StepMeter, dev: list[DevBatch], datasets: list[int], rate: float, step: int) -> None:
+        batches.append(len(datasets))
+        record(meter, dev, datasets, rate, step)
+
+    monkeypatch.setattr(StepMeter, "record", watched)
+    # An epoch has 30 batches: seven steps of four, and one of two.
+    plan = {"max_steps": -1, "num_train_epochs": 5.0, "gradient_accumulation_steps": 4}
+    run(make_static(), tmp_path, InfDDS(**EVERY_30, probe=in_line()), **plan)
+    assert batches == 3 * [4, 4, 4, 4, 4, 4, 4, 2] + 6 * [4]
+
+
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     """Returns a list that grows by the number and the learning rate of every step that is evaluated."""
     seen: list[tuple[int, float]] = []

@@ -104,7 +104,8 @@ class MixtureCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_substep_end(args, state, control)
         if self._trainer.probing:
-            trained = self._unwritten[-args.gradient_accumulation_steps :]
+            # The last step of an epoch may have fewer batches than the others.
+            trained = self._unwritten[-self._trainer.current_gradient_accumulation_steps :]
             self._trainer.probing.follow([dataset for dataset, _ in trained])
         if self._trainer.probing and self._trainer.probing.due:
             self._write_trained(state, {})
