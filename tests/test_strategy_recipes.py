@@ -109,6 +109,8 @@ def test_a_key_of_a_nested_section_beats_only_that_key(tmp_path: Path) -> None:
     plain = built(tmp_path, "{name: inf-dds, preset: paper-mldr}")
     found = built(tmp_path, "{name: inf-dds, preset: paper-mldr, probe: {batch_size: 16}}")
     assert found.probe == plain.probe.model_copy(update={"batch_size": 16})
+    by_name = built(tmp_path, "{name: inf-dds, preset: paper-mldr, probe: {name: trial, batch_size: 16}}")
+    assert by_name.probe == found.probe
     assert found.model_dump(exclude={"probe"}) == plain.model_dump(exclude={"probe"})
     named = built(tmp_path, "{name: inf-dds, preset: paper, rule: {name: gradient, betas: [0.5, 0.9]}}")
     nameless = built(tmp_path, "{name: inf-dds, preset: paper, rule: {betas: [0.5, 0.9]}}")

@@ -27,7 +27,7 @@ _PAPER: dict[str, Any] = {
     "freeze_below": 0.0,
     "floor": 0.0,
 }
-_PROBE: dict[str, Any] = {"state": "inherited", "learning_rate": "current", "aggregate": "mean"}
+_PROBE: dict[str, Any] = {"name": "trial", "state": "inherited", "learning_rate": "current", "aggregate": "mean"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": _PAPER
     | {"update_every": 50, "warmup_steps": 50, "probe": _PROBE | {"batch_size": 256, "dev_batch_size": 256}},
@@ -41,7 +41,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"rule": {"name": "gradient", "step": 0.2}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
     # Our defaults before version 0.2: 0.3 points ahead of those of now, at 1.6 times a static run instead of 1.25.
-    "thorough": {"inner_steps": 3, "update_every": 50, "probe": {"state": "inherited", "dev_batch_size": 256}},
+    "thorough": {
+        "inner_steps": 3,
+        "update_every": 50,
+        "probe": {"name": "trial", "state": "inherited", "dev_batch_size": 256},
+    },
 }
 
 
