@@ -266,7 +266,7 @@ def _concerns_of_updates(
     limit = strategy.measuring_limit(stage.steps)
     if (total := len(updates) * cost) > limit:
         allowed = f"more than the {limit:,.1f} of strategy.budget"
-        yield f"one update costs {total:,.1f} training steps, {allowed}: measure a subset"
+        yield f"one update costs {total:,.1f} training steps, {allowed}: raise it, or train for more steps"
 
 
 def _batch_rows(recipe: Recipe, train: Mapping[str, int], processes: int, batch_size: int | None = None) -> Vector:

@@ -4,7 +4,7 @@
   batches per step, whatever direction the optimizer brings along.
 - With batches that differ, influences are right on average, and their errors are as large as they say.
 - They are far closer to the truth than differences between successive evaluations.
-- Guards and targets keep their own errors. What cannot be measured is reported as such.
+- Guards and targets keep their own errors. What cannot be measured is reported as such, and so is short memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from mixfluence.influence import Influences, info_nce_metric
+from mixfluence.errors import RecipeError
+from mixfluence.influence import DevBatch, Influences, Metric, info_nce_metric
 from mixfluence.influence.in_line import Step, StepMeter, influences_of_steps, momentum_of, scale_of
 
 Array = NDArray[np.float64]
@@ -178,6 +179,19 @@ def test_a_resumed_window_is_where_the_model_is_and_as_precise_as_it_was() -> No
     meter = StepMeter(cast(Any, learner), info_nce_metric(0.1))
     meter.load_state_dict(state)
     assert meter.state_dict() == state
+
+
+def test_short_memory_names_a_key_that_there_is() -> None:
+    def starved(model: nn.Module, batch: DevBatch) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    model = nn.Linear(2, 2)
+    learner = SimpleNamespace(
+        model=model, modules=model, optimizer=torch.optim.SGD(model.parameters()), world=1, total=lambda values: values
+    )
+    meter = StepMeter(cast(Any, learner), Metric(starved, higher_is_better=False))
+    with pytest.raises(RecipeError, match=r"out of memory .* lower strategy\.probe\.dev_batch_size$"):
+        meter.record([DevBatch("one", [])], [0], 1.0, 1)
 
 
 @pytest.mark.parametrize(

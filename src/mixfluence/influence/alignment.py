@@ -35,7 +35,7 @@ class Aligner(Meter):
         super().__init__(learner, metric)
         self._alignment = alignment
 
-    @explain_out_of_memory("strategy.alignment")
+    @explain_out_of_memory("lower strategy.alignment.batch_size or strategy.alignment.dev_batch_size")
     def measure(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:

@@ -58,7 +58,7 @@ class StepMeter(Meter):
         self._evals: list[list[Tensor]] = []
         self._steps: list[Step] = []
 
-    @explain_out_of_memory("strategy.probe")
+    @explain_out_of_memory("lower strategy.probe.dev_batch_size")
     def record(self, dev: Sequence[DevBatch], datasets: Sequence[int], rate: float, step: int) -> None:
         """Evaluate after the training step of this number, on batches of some datasets at a learning rate."""
         if self._evals:

@@ -40,7 +40,10 @@ class Prober(Meter):
         self._reptile = reptile
         self._sign = 1 if metric.higher_is_better else -1
 
-    @explain_out_of_memory("strategy.probe", ", or keep the snapshot in CPU memory with strategy.probe.snapshot: cpu")
+    @explain_out_of_memory(
+        "lower strategy.probe.batch_size or strategy.probe.dev_batch_size, or keep the snapshot in CPU memory with "
+        "strategy.probe.snapshot: cpu"
+    )
     def measure(
         self, datasets: Sequence[int], batches: Batches, dev: Sequence[DevBatch], *, seed: int, spread: float = inf
     ) -> Influences:

@@ -124,13 +124,12 @@ def preserve_rng_and_modes(modules: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def explain_out_of_memory(section: str, remedy: str = "") -> Iterator[None]:
-    """Turn an out-of-memory error into one that names the recipe keys to lower, in a section, or another remedy.
+def explain_out_of_memory(remedy: str) -> Iterator[None]:
+    """Turn an out-of-memory error into one that says what to do, such as which recipe keys to lower.
 
     There is no retry with a smaller batch: it has fewer negatives and would measure something else.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        sizes = f"{section}.batch_size or {section}.dev_batch_size"
-        raise RecipeError(f"out of memory while measuring datasets: lower {sizes}{remedy}") from error
+        raise RecipeError(f"out of memory while measuring datasets: {remedy}") from error
