@@ -322,6 +322,8 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
             "\n  name: inf-dds\n  init: {weights: {rule: much}}",
             r"recipe.yaml:11: strategy\.init\.weights\.rule: input should be a valid number, found 'much'$",
         ),
+        ("\n  name: inf-dds\n  probe:", r"recipe.yaml:11: strategy\.probe: expected a mapping, found None$"),
+        ("\n  name: inf-dds\n  probe: 3", r"recipe.yaml:11: strategy\.probe: expected a mapping, found 3$"),
         ("\n  name: static\n  gate: true", r"recipe.yaml:11: strategy: unknown key 'gate'"),
         ("inf-dss", r"recipe.yaml:9: strategy\.name: expected one of static, .*, found 'inf-dss'$"),
     ],

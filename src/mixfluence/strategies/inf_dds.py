@@ -90,8 +90,8 @@ class InfDDS(LogitStrategy):
     budget: Positive | None = 0.25
     inner_steps: Annotated[int, Field(ge=0, le=1000)] = 1
     subset: BatchSize | None = None
-    probe: Annotated[SerializeAsAny[Probe | InLine], registered(PROBES, default="trial")] = Field(
-        default_factory=Probe
+    probe: Annotated[Probe | InLine, registered(PROBES, default="trial")] = Field(
+        default_factory=Probe, discriminator="name"
     )
     rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Fair)
     reptile: Annotated[Reptile | None, BeforeValidator(_reptile)] = None
