@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from torch import Tensor, nn
 from toy_data import toy_datasets
 
-from mixfluence import UNIFORM, InfDDS, Metric, MixtureTrainer, Probe, info_nce, load_encoder
+from mixfluence import InfDDS, Metric, MixtureTrainer, Probe, info_nce, load_encoder
 from mixfluence.influence import DevBatch
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         ),
         train_dataset=train,
         dev_dataset=dev,
-        strategy=InfDDS(init=UNIFORM, update_every=10, warmup_steps=10, probe=probe),
+        strategy=InfDDS(update_every=10, warmup_steps=10, probe=probe),
         loss=info_nce(model, temperature=0.05),
     )
     trainer.train()

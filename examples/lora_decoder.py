@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from toy_data import toy_datasets
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
-from mixfluence import UNIFORM, InfDDS, MixtureTrainer, info_nce
+from mixfluence import InfDDS, MixtureTrainer, info_nce
 
 
 def tiny_decoder() -> SentenceTransformer:
@@ -49,7 +49,7 @@ def main() -> None:
         ),
         train_dataset=train,
         dev_dataset=dev,
-        strategy=InfDDS(init=UNIFORM, update_every=10, warmup_steps=10),
+        strategy=InfDDS(update_every=10, warmup_steps=10),
         loss=info_nce(model, temperature=0.05),
     )
     trainer.train()

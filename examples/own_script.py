@@ -11,7 +11,7 @@ import argparse
 from sentence_transformers import SentenceTransformerTrainingArguments
 from toy_data import toy_datasets
 
-from mixfluence import UNIFORM, InfDDS, MixtureTrainer, info_nce, load_encoder
+from mixfluence import InfDDS, MixtureTrainer, info_nce, load_encoder
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         ),
         train_dataset=train,
         dev_dataset=dev,
-        strategy=InfDDS(init=UNIFORM, update_every=10, warmup_steps=10),
+        strategy=InfDDS(update_every=10, warmup_steps=10),
         loss=info_nce(model, temperature=0.05),
     )
     trainer.train()

@@ -32,16 +32,19 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "static-cap": {"strategy": {"name": "static", "init": {"temperature": 2.0}, "max_epochs": 3.0}},
     "cooldown": {"strategy": {"name": "cooldown", "hot": 10.0, "shape": "linear", "switch": 0.8}},
     "inf-dds": {
-        "strategy": {"name": "inf-dds", "update_every": 4, "warmup_steps": 4, "subset": 3, "reptile": "relative"}
-        | {"probe": {"dev_batch_size": 16}, "freeze_below": 0.0},
+        "strategy": {"name": "inf-dds", "init": "proportional", "update_every": 4, "warmup_steps": 4}
+        | {"subset": 3, "reptile": "relative", "probe": {"dev_batch_size": 16}, "freeze_below": 0.0},
         "selection": {"every": 8, "dev": "halves", "corpus": 50},
     },
-    "multidds": {"strategy": {"name": "multidds", "update_every": 4, "warmup_steps": 4, "rate": 0.01}},
+    "multidds": {
+        "strategy": {"name": "multidds", "init": "proportional", "update_every": 4, "warmup_steps": 4, "rate": 0.01}
+    },
     "doge": {"strategy": {"name": "doge", "update_every": 4, "rounds": 2, "proxy_steps": 12}},
     "doremi": {"strategy": {"name": "doremi", "reference_steps": 8, "proxy_steps": 12}},
     "crisp": {"strategy": {"name": "crisp", "encoder": "{model}", "branching": 4, "smoothing": 0.1}},
     "accumulation-workers": {
-        "strategy": {"name": "inf-dds", "update_every": 4, "warmup_steps": 4, "rule": "gradient"},
+        "strategy": {"name": "inf-dds", "init": "proportional", "update_every": 4, "warmup_steps": 4}
+        | {"rule": "gradient"},
         "training": {"gradient_accumulation": 2, "hard_negatives": 1, "trainer_args": {"dataloader_num_workers": 2}},
     },
 }

@@ -38,9 +38,9 @@ def started(sizes: dict[str, int] = SIZES, **options: Any) -> MultiDDS:
     return strategy
 
 
-def test_it_starts_in_proportion_to_size_and_asks_for_the_cosine_of_one_batch() -> None:
+def test_it_starts_uniformly_and_asks_for_the_cosine_of_one_batch() -> None:
     strategy = started()
-    assert strategy.weights() == pytest.approx([0.6, 0.3, 0.1])
+    assert strategy.weights() == pytest.approx([1 / 3] * 3)
     assert strategy.probing.method == Alignment()
     assert Alignment.score == "cosine"
     assert strategy.probing.steps == 1
@@ -80,7 +80,7 @@ def test_with_constant_rewards_probabilities_end_in_proportion_to_them(init: Any
 
 
 def test_a_negative_reward_counts_as_zero() -> None:
-    with_negative, with_zero = started(), started()
+    with_negative, with_zero = started(init=PROPORTIONAL), started(init=PROPORTIONAL)
     for _ in range(5):
         with_negative.update(aligned([0.03, -0.5, 0.06]))
         with_zero.update(aligned([0.03, 0.0, 0.06]))
@@ -99,13 +99,13 @@ def test_a_round_without_a_reward_moves_nothing(values: list[float]) -> None:
 
 @pytest.mark.parametrize(("values", "probed"), [([], []), ([0.4], [1])])
 def test_fewer_than_two_datasets_move_nothing(values: list[float], probed: list[int]) -> None:
-    strategy = started()
+    strategy = started(init=PROPORTIONAL)
     strategy.update(aligned(values, probed, failed=[0]))
     assert strategy.weights() == pytest.approx([0.6, 0.3, 0.1])
 
 
 def test_a_dataset_that_was_not_measured_keeps_its_probability() -> None:
-    strategy = started()
+    strategy = started(init=PROPORTIONAL)
     for _ in range(3):
         strategy.update(aligned([0.1, 0.5], probed=[0, 2], failed=[1]))
     weights = strategy.weights()

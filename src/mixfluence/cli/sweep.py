@@ -43,7 +43,7 @@ def sweep(
     recipe: RecipeName,
     overrides: Overrides = None,
     strategies: Annotated[
-        str, Option(help="Such as 'uniform,{name: inf-dds, init: uniform}'; `recipe` is the recipe's own.")
+        str, Option(help="Such as 'uniform,{name: inf-dds, preset: thorough}'; `recipe` is the recipe's own.")
     ] = "recipe",
     seeds: Annotated[int, Option(min=1, help="Runs of each combination.")] = 1,
     axes: Annotated[list[str] | None, Option("--axis", metavar="KEY=VALUE,VALUE", help="Values of a key.")] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mixfluence.policy import PROPORTIONAL, InitialField, Vector, lift, softmax
+from mixfluence.policy import UNIFORM, InitialField, Vector, lift, softmax
 from mixfluence.schema import Count, Positive, Share, WholeNumber
 from mixfluence.strategies.base import Strategy
 
@@ -37,7 +37,7 @@ class LogitStrategy(Strategy):
 
     needs_dev = True
     saved: ClassVar[tuple[str, ...]] = ("logits",)
-    init: InitialField = PROPORTIONAL
+    init: InitialField = UNIFORM
     update_every: Count = 50
     warmup_steps: WholeNumber = 25
     budget: Positive | None = None
