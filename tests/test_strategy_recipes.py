@@ -86,7 +86,7 @@ def test_a_preset_is_the_papers_setting(
     found = built(tmp_path, f"{{name: inf-dds, preset: {preset}}}")
     for name, value in {**PAPER, **expected}.items():
         assert getattr(found, name) == value, name
-    assert found.probe == Probe(state="inherited", learning_rate="current", aggregate="mean", **probe)
+    assert found.probe == Probe(state="inherited", learning_rate="current", **probe)
 
 
 def test_recipes_may_name_the_presets_and_keep_only_their_values(tmp_path: Path) -> None:
@@ -176,7 +176,6 @@ def test_every_setting_reaches_the_strategy(tmp_path: Path) -> None:
     batch_size: 12
     dev_batch_size: 34
     metric: soft-ndcg
-    aggregate: worst
     snapshot: cpu
   freeze_below: 0.2
   floor: 0.01
@@ -191,7 +190,7 @@ def test_every_setting_reaches_the_strategy(tmp_path: Path) -> None:
         *("momentum-free", 0.001),
         *(12, 34),
     )
-    assert (probe.aggregate, probe.snapshot) == ("worst", "cpu")
+    assert probe.snapshot == "cpu"
 
 
 @pytest.mark.parametrize(("shrink", "gate"), [(True, False), (False, True)])
@@ -240,7 +239,7 @@ def test_a_mapping_without_a_name_is_static(tmp_path: Path) -> None:
         "{name: inf-dds, preset: paper-mldr, reptile: {rate: 0.5}}",
         "{name: inf-dds, preset: paper-mldr, subset: null, probe: {batch_size: null}}",
         "{name: inf-dds, init: uniform, subset: 2, rule: {name: gradient, step: 0.5}, reptile: literal}",
-        "{name: inf-dds, probe: {learning_rate: 1e-5, metric: distillation, aggregate: relative}}",
+        "{name: inf-dds, probe: {learning_rate: 1e-5, metric: distillation, dev_batch_size: 32}}",
         "{name: static, init: {weights: {numpy: 1, scipy: 2}}, floor: 0.1}",
     ],
 )

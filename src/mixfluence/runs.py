@@ -236,9 +236,11 @@ def _upgrade(recipe: dict[str, Any]) -> None:
         return
     if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
-    rule, alignment = (strategy.get(key) or {} for key in ("rule", "alignment"))
-    dropped = (strategy, "focus", 1.0), (strategy, "ridge", 1.0), (strategy, "subset_by", "random")
-    for section, key, default in (*dropped, (rule, "optimizer", "adam"), (alignment, "lookahead", False)):
+    rule, probe, alignment = (strategy.get(key) or {} for key in ("rule", "probe", "alignment"))
+    dropped = [(strategy, "focus", 1.0), (strategy, "ridge", 1.0), (strategy, "subset_by", "random")]
+    dropped += [(rule, "optimizer", "adam"), (probe, "aggregate", "mean")]
+    dropped += [(alignment, "aggregate", "mean"), (alignment, "lookahead", False)]
+    for section, key, default in dropped:
         if section.get(key) == default:
             del section[key]
 

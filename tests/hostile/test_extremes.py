@@ -44,8 +44,6 @@ RULES: list[Rule] = [
 GUIDED: dict[str, Callable[[], Strategy]] = {
     **{f"inf-dds {type(rule).__name__} {n}": partial(InfDDS, rule=rule) for n, rule in enumerate(RULES)},
     "inf-dds, trusting": lambda: InfDDS(shrink=False, gate=False),
-    "inf-dds, worst": lambda: InfDDS(probe=Probe(aggregate="worst")),
-    "inf-dds, relative": lambda: InfDDS(probe=Probe(aggregate="relative")),
     "multidds": MultiDDS,
     "doge": DoGE,
     "aioli": Aioli,

@@ -131,7 +131,7 @@ def align(
 
 
 def values(influences: Influences) -> list[float]:
-    found: list[float] = influences.combine("mean")[0].tolist()
+    found: list[float] = influences.combine()[0].tolist()
     return found
 
 

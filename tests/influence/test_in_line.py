@@ -116,7 +116,7 @@ def test_noise_that_targets_share_does_not_cancel_in_their_mean() -> None:
     alone = twice.of(["one"])
     # Without the errors of the dev sample, which are of different rows.
     same = [replace(found, gains=[gains[:, 1:2] for gains in found.gains]) for found in (twice, alone)]
-    np.testing.assert_allclose(same[0].combine("mean")[1], same[1].combine("mean")[1])
+    np.testing.assert_allclose(same[0].combine()[1], same[1].combine()[1])
 
 
 def test_a_dataset_that_was_not_drawn_is_not_measured() -> None:

@@ -279,7 +279,7 @@ def test_without_steps_influence_is_exactly_zero(learner: SmallLearner, state: S
     before = everything(learner)
     influences = measure(learner, steps=0, state=state, reptile=reptile)
     assert all((gain == 0).all() for gain in influences.gains)
-    assert influences.spread("mean") == 0
+    assert influences.spread() == 0
     assert everything(learner) == before
 
 
@@ -333,7 +333,7 @@ def test_training_on_the_dev_rows_helps_and_on_mismatched_ones_harms(static: Sma
     far = columns(model, 3)
     prober = Prober(static, Probe(state=state, learning_rate=0.02), info_nce_metric(0.1))
     influences = prober.measure([0, 1, 2], lambda dataset: [[right, wrong, far][dataset]] * 3, dev, seed=0)
-    found = influences.combine("mean")[0]
+    found = influences.combine()[0]
     assert found[0] > found[2] > found[1]
     # Momentum carries all probes the same way, here a good one.
     assert found[0] > 0 > found[1] - (found[2] if state == "inherited" else 0)
@@ -446,7 +446,7 @@ def test_reptile_favours_the_better_probes_by_its_temperature(static: SmallLearn
     model = encoder(static)
     moves = [moved_by(static, dataset)[0] for dataset in range(3)]
     start = next(static.model.parameters()).detach().clone()
-    gains = measure(static, state="inherited").combine("mean")[0]
+    gains = measure(static, state="inherited").combine()[0]
     prober = Prober(static, Probe(state="inherited"), info_nce_metric(), Reptile(rate=1.0, tau=tau))
     # Without a number it is the spread of the round before.
     temperature = gains.std() if isinstance(tau, str) else tau

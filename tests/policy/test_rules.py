@@ -195,7 +195,7 @@ def test_an_update_says_what_was_measured_and_how_far_it_is_believed(make: MakeR
     strategy, evidence = run(make, []), Evidence()
     for gains in noisy_rounds(5):
         said = strategy.update(measured(gains))
-        values, errors = measured(gains).combine("mean")
+        values, errors = measured(gains).combine()
         expected = evidence.judge(np.arange(7), values, errors)
         assert said == {
             "influence": values.tolist(),

@@ -158,6 +158,5 @@ def test_the_unit_of_influences() -> None:
     assert influence_unit(read_run(OLD / "inf-dds")) == "improvement of dev info-nce, nats"
     assert influence_unit(made_run("a", strategy="doge")) == "projection of gradients"
     assert influence_unit(made_run("a", strategy="multidds")) == "cosine of gradients"
-    probe = {"metric": "soft-ndcg", "aggregate": "relative"}
-    relative = made_run("a", strategy={"name": "inf-dds", "probe": probe})
-    assert influence_unit(relative) == "relative improvement of dev soft-ndcg"
+    ranked = made_run("a", strategy={"name": "inf-dds", "probe": {"metric": "soft-ndcg"}})
+    assert influence_unit(ranked) == "improvement of dev soft-ndcg"

@@ -218,19 +218,6 @@ def test_equal_influences_leave_the_start(worth: float) -> None:
     assert strategy.outcome() == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=1e-9)
 
 
-def test_targets_count_as_the_probe_says() -> None:
-    worth = np.array([[0.8, 0.0], [0.0, 0.1]])
-    weights = {}
-    for aggregate in ("mean", "relative", "worst"):
-        strategy = started(Aioli(**QUICK, probe=probe(aggregate=aggregate)), datasets=2)
-        world = World(strategy, worth)
-        world.dev = np.array([80.0, 1.0])
-        world.train(9)
-        weights[aggregate] = strategy.outcome()
-    assert weights["mean"][0] > 0.5 > weights["relative"][0]
-    assert weights["worst"] == pytest.approx([0.5, 0.5])
-
-
 def test_a_single_dataset_keeps_all_the_weight() -> None:
     for worth in (0.5, 0.0, -0.5):
         strategy = started(Aioli(**QUICK), datasets=1)

@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], InfDDS]] = {
         update_every=3,
         warmup_steps=2,
         freeze_below=0.0,
-        probe=Probe(state="momentum-free", dev_batch_size=8, aggregate="worst"),
+        probe=Probe(state="momentum-free", dev_batch_size=8),
         rule=PolicyGradient(step=0.3),
         shrink=False,
         gate=False,

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixfluence.influence.settings import Aggregate
-
 Array = NDArray[np.float64]
-Numbers = TypeVar("Numbers", Array, Tensor)
-# Gains of a target are divided by at least this fraction of the largest metric.
-MIN_SCALE = 0.01
 
 
 @dataclass(frozen=True)
@@ -58,31 +52,21 @@ class Influences:
         errors = self._dev_errors()
         return errors if self.noise is None else np.sqrt(errors**2 + self.noise.diagonal(axis1=1, axis2=2))
 
-    def spread(self, how: Aggregate) -> float:
+    def spread(self) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
-        return float(self.combine(how)[0].std()) if len(self.probed) > 1 else 0.0
+        return float(self.combine()[0].std()) if len(self.probed) > 1 else 0.0
 
-    def combine(self, how: Aggregate) -> tuple[Array, Array]:
-        """Return one influence per probed dataset, and the standard error of its distance from their mean.
+    def combine(self) -> tuple[Array, Array]:
+        """Return the mean over targets of each probed dataset's influence, and its standard error.
 
-        The error is computed over queries from paired differences, so that the variance between queries that all
-        datasets share cancels out.
-
-        Args:
-            how: `mean` over targets, as in the paper, dominated by targets with a large loss; `relative`, the mean of
-                gains divided by the metric before, which weights targets equally; `worst`, the relative gain of the
-                target that a dataset helps least or harms most.
+        As in the paper, targets with a large loss dominate. The error is that of the distance from the mean over
+        datasets, from paired differences, so that the variance between queries that all datasets share cancels out.
         """
-        scale = np.ones(len(self.base)) if how == "mean" else _relative_scale(self.base)
-        gains = self.on_targets() / scale
-        if how == "worst":
-            rows, worst = np.arange(len(gains)), gains.argmin(axis=1)
-            return gains[rows, worst], (self.errors() / scale)[rows, worst]
-        variance = ((self._dev_errors() / scale) ** 2).sum(axis=1)
+        variance = (self._dev_errors() ** 2).sum(axis=1)
         if self.noise is not None:
             # Targets have rows of their own, and the training batches in common.
-            variance += (self.noise / np.outer(scale, scale)).sum(axis=(1, 2))
-        return gains.mean(axis=1), np.sqrt(variance.clip(min=0)) / len(self.targets)
+            variance += self.noise.sum(axis=(1, 2))
+        return self.on_targets().mean(axis=1), np.sqrt(variance.clip(min=0)) / len(self.targets)
 
     def _dev_errors(self) -> Array:
         return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
@@ -106,22 +90,10 @@ def gather(
     return Influences(positions[kept], positions[~kept], targets, base, gains, sign)
 
 
-def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], how: Aggregate, sign: int) -> Tensor:
+def combined_gain(before: Sequence[Tensor], after: Sequence[Tensor], sign: int) -> Tensor:
     """Return the influence of one dataset as `Influences.combine` does, without synchronising with the device."""
     base, now = (torch.stack([values.double().mean() for values in evals]) for evals in (before, after))
-    gains = sign * (now - base)
-    if how != "mean":
-        gains = gains / _relative_scale(base)
-    return gains.min() if how == "worst" else gains.mean()
-
-
-def _relative_scale(base: Numbers) -> Numbers:
-    """Return the size of the metric before, raised so that an almost solved target cannot dominate."""
-    sizes = abs(base)
-    raised: Numbers = sizes.clip(min=MIN_SCALE * sizes.max())
-    # If all targets are solved, gains are not scaled.
-    scale: Numbers = raised + (raised == 0.0)
-    return scale
+    return sign * (now - base).mean()
 
 
 def _contrast_errors(gains: Array) -> Array:

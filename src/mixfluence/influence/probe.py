@@ -74,7 +74,7 @@ class Prober(Meter):
                     evals = self._evaluate(dev)
                     own.append(evals if self._learner.world > 1 else self._agreed(evals))
                     if follow:
-                        gain = combined_gain(before, own[-1], self._probe.aggregate, self._sign)
+                        gain = combined_gain(before, own[-1], self._sign)
                         follow.add(parameters, gain)
             after = self._exchange(len(datasets), before, own)
         if follow and reptile:

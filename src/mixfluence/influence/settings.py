@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mixfluence.influence.influences import Influences
     from mixfluence.influence.metrics import DevBatch, Metric
 
-Aggregate = Literal["mean", "relative", "worst"]
 # Returns the batches of a dataset, given its position in the mixture.
 Batches = Callable[[int], Iterable[Any]]
 # Returns the cost of a round in training steps, given the most rows of a target that it measures.
@@ -134,7 +133,6 @@ class Measurement(Section):
 
     # A budget that does not pay for so many rounds pays for more of them with fewer dev rows.
     least_rounds: ClassVar[int] = 2
-    aggregate: Aggregate = "mean"
     batch_size: BatchSize | None = None
     dev_batch_size: BatchSize = 256
     metric: Annotated[Any, BeforeValidator(_known_metric)] = "info-nce"
@@ -172,7 +170,6 @@ class Probe(Measurement):
             of the optimizer's state; `inherited`: steps of the run's own optimizer, as in the paper, whose first ones
             mostly continue the direction of training. Optimizers other than those of the Adam family need it.
         learning_rate: That of the schedule (`current`), or a number.
-        aggregate: How several targets become one number; see `Influences.combine`.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
         batch_size: Rows per step and process; the rows that a process has of a training batch if None.
         name: `trial`; see `InLine` for the alternative.
@@ -262,7 +259,6 @@ class Alignment(Measurement):
 
     # `projection`: on the sum of the targets' gradients, each cut to length 1, in units of the datasets' mean norm.
     score: ClassVar[Literal["cosine", "projection"]] = "cosine"
-    aggregate: Literal["mean"] = "mean"
     preconditioned: bool = False
 
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:

@@ -142,9 +142,7 @@ def influence_unit(run: Run) -> str:
     if score := getattr(method, "score", None):
         return f"{score} of gradients"
     metric = method.metric if isinstance(method.metric, str) else "metric"
-    relative = "" if getattr(method, "aggregate", "mean") == "mean" else "relative "
-    unit = ", nats" if metric in NATS and not relative else ""
-    return f"{relative}improvement of dev {metric}{unit}"
+    return f"improvement of dev {metric}{', nats' if metric in NATS else ''}"
 
 
 def step_equivalents(run: Run) -> float:

@@ -45,7 +45,7 @@ class Aioli(Strategy):
         step: Change of a logit per share of the total influence.
         memory: None to add up the shares of all sweeps. With a number, logits are the start plus `step` times a moving
             mean of shares that keeps this part of itself; no ratio of weights then changes by more than exp(step).
-        probe: Its `metric`, `dev_batch_size` and `aggregate` are used, nothing else of it.
+        probe: Its `metric` and `dev_batch_size` are used, nothing else of it.
         freeze_below: No sweep starts while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset outside sweeps.
     """
@@ -116,7 +116,7 @@ class Aioli(Strategy):
         if len(self._dev_evals) <= len(self._tried):
             return {"block": self._names[self._block()]}
         measured = self._measured(influences)
-        values, _ = measured.combine(self.probe.aggregate)
+        values, _ = measured.combine()
         self._learn(_shares(values))
         self._end_sweep()
         columns = zip(measured.targets, measured.on_targets().T, strict=True)

@@ -89,7 +89,7 @@ class DoGE(Strategy):
 
     def update(self, influences: Influences) -> dict[str, Any]:
         """Shift weight between the measured datasets; the others change by the smoothing alone."""
-        scores, _ = influences.combine("mean")
+        scores, _ = influences.combine()
         if len(scores) > 1:
             self._shift(influences.probed, np.clip(scores, 0.0, self.clip))
             self._total = self._total + self._weights

@@ -27,7 +27,7 @@ _PAPER: dict[str, Any] = {
     "freeze_below": 0.0,
     "floor": 0.0,
 }
-_PROBE: dict[str, Any] = {"name": "trial", "state": "inherited", "learning_rate": "current", "aggregate": "mean"}
+_PROBE: dict[str, Any] = {"name": "trial", "state": "inherited", "learning_rate": "current"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": _PAPER
     | {"update_every": 50, "warmup_steps": 50, "probe": _PROBE | {"batch_size": 256, "dev_batch_size": 256}},
@@ -153,7 +153,7 @@ class InfDDS(LogitStrategy):
             influences = influences.of(target for target in influences.targets if target not in self.guard)
         if len(influences.probed) < 2:
             return {}
-        values, errors = influences.combine(self.probe.aggregate)
+        values, errors = influences.combine()
         judged = (influences.on_targets(), influences.errors()) if self.rule.by_target else (values, errors)
         reward = self._evidence.judge(influences.probed, *judged)
         self._logits = self._unguarded = self.rule.move(self._unguarded, reward)

@@ -52,7 +52,7 @@ class MultiDDS(LogitStrategy):
         self._adam = Adam(len(self._logits))
 
     def update(self, influences: Influences) -> dict[str, Any]:
-        cosines, _ = influences.combine("mean")
+        cosines, _ = influences.combine()
         rewards = np.maximum(cosines, 0.0)
         if rewards.any() and len(rewards) > 1:
             self._match(influences.probed, rewards)

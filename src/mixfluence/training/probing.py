@@ -145,7 +145,7 @@ class ProbeRunner:
                 yield self._collate(self._rows.batch(dataset, shard(rows, self._rank, self._world)))
 
         influences = self._measure(chosen, batches, self._dev_streams if chosen else self._open_dev())
-        self._spread = influences.spread(self._probe.aggregate) or self._spread
+        self._spread = influences.spread() or self._spread
         self._rounds += 1
         return influences
 
