@@ -148,13 +148,13 @@ class Verdict:
             yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         if self.uniform:
             own = self.uniform.tests[TARGET]
-            yield f"Guided sampling did {_compared(own)} uniform sampling: {_signed(own)}."
+            yield f"Guided sampling {_compared(own)} uniform sampling: {_signed(own)}."
         else:
             yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
         for name, contrast in self.lexical.items():
             own = contrast.tests[TARGET]
             score = f"{self.comparison.measure.upper()} {self._score(contrast.first, TARGET):.1f}"
-            yield f"{LEXICAL[name]} did {_compared(own)} the adapted model: {score} ({_signed(own)})."
+            yield f"{LEXICAL[name]} {_compared(own)} the adapted model: {score} ({_signed(own)})."
         if not self.helped:
             yield "Do not deploy the adapted model: keep the start."
         elif self.forgotten:
@@ -187,7 +187,7 @@ def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
 
 
 def _compared(found: Difference) -> str:
-    return {1: "better than", -1: "worse than", 0: "about as well as"}[_sign(found)]
+    return {1: "did better than", -1: "did worse than", 0: "did not differ significantly from"}[_sign(found)]
 
 
 def _sign(found: Difference) -> int:
