@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from mixfluence.data.formats import Source, read_both, read_rows, read_task
-from mixfluence.data.mixture import Mixture, Overlap, without_overlap
+from mixfluence.data.mixture import Mixture, Overlap, repeated_queries, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_samples, selecting_half
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
 from mixfluence.display import counted
@@ -90,6 +90,8 @@ def read_data(recipe: Recipe) -> Data:
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
+    for sentence in repeated_queries(mixture, dev):
+        logger.warning("%s", sentence)
     samples = scoring_samples(tasks, scoring, halves=recipe.halves) if scoring else []
     selection = []
     if recipe.selection:
