@@ -321,7 +321,7 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
             r"recipe.yaml:11: strategy\.init\.weights\.rule: input should be a valid number, found 'much'$",
         ),
         ("\n  name: static\n  gate: true", r"recipe.yaml:11: strategy: unknown key 'gate'"),
-        ("inf-dss", r"recipe.yaml:9: strategy\.name: expected one of static, .*, found 'inf-dss'$"),
+        ("inf-dss", r"recipe.yaml:9: strategy\.name: expected one of static, .*, found 'inf-dss'; .*'inf-dds'\?$"),
     ],
 )
 def test_a_wrong_strategy_names_the_place(tmp_path: Path, strategy: str, message: str) -> None:

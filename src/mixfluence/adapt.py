@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
+from mixfluence.data.formats import format_at
 from mixfluence.data.pairs import EXTENSIONS
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare, contrast_between
@@ -92,8 +93,7 @@ def _add(sources: dict[str, Any], word: str, splits: dict[str, str]) -> None:
     format_, colon, value = word.partition(":")
     path = Path(word)
     if path.exists():
-        beir = any((path / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "corpus"))
-        name, source = path.name.partition(".")[0], {"format": "beir" if beir else "pairs", "path": word}
+        name, source = path.name.partition(".")[0], {"format": format_at(path), "path": word}
     elif word.lower().endswith(EXTENSIONS):
         raise RecipeError(f"{word}: no such file")
     elif colon:
