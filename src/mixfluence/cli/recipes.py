@@ -179,8 +179,9 @@ def cache(
 ) -> None:
     """List converted rows, token ids, embeddings and clusters on disk, or delete them; they are built again if needed.
 
-    The folder is $MIXFLUENCE_CACHE, by default mixfluence in the user's cache folder. With $MIXFLUENCE_CACHE_LIMIT
-    (such as 200GB), what was not used for longest is deleted when the cache grows beyond it.
+    The folder is $MIXFLUENCE_CACHE, by default mixfluence in the user's cache folder.
+
+    With $MIXFLUENCE_CACHE_LIMIT (such as 200GB), what was not used for longest is deleted beyond that size.
     """
     from mixfluence.data.cache import cache_root, delete, entries
 
