@@ -322,7 +322,7 @@ def test_missing_recipes_name_the_nearest_or_all() -> None:
     with pytest.raises(RecipeError, match="english13"):
         find_recipe("no-such-recipe")
     with pytest.raises(RecipeError, match=r"'english13-doge'\?$"):
-        find_recipe("english13-dog")
+        find_recipe("english13-dog.yaml")
     # Whoever names a file does not want one of these.
     with pytest.raises(RecipeError, match=r"no such file$"):
         find_recipe("folder/tickets.csv")

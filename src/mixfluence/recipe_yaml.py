@@ -75,10 +75,10 @@ def find_recipe(name: str) -> Path:
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.exists() and path.name == name:
         return shipped
-    if path.suffix or path.name != name:
+    if path.suffix not in {"", ".yaml"} or path.name != name:
         raise RecipeError(f"{name}: no such file")
     known = [recipe.stem for recipe in shipped_recipes()]
-    near = did_you_mean(name, known) or f" ({', '.join(known)})"
+    near = did_you_mean(path.stem, known) or f" ({', '.join(known)})"
     raise RecipeError(f"{name}: no such file, and no recipe of that name ships with mixfluence{near}")
 
 
