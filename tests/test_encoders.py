@@ -144,6 +144,14 @@ def test_an_encoder_that_is_nowhere_is_named(name: str, monkeypatch: pytest.Monk
         load_encoder(name)
 
 
+def test_a_misspelt_packaged_encoder_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(RecipeError, match=r"encoder 'wordlama' .*'wordllama'\?$"):
+        load_encoder("wordlama")
+    with pytest.raises(RecipeError, match=r"encoder 'me/wordlama' .*(?<!\?)$"):
+        load_encoder("me/wordlama")
+
+
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=f"encoder '{tmp_path}'"):
         load_encoder(str(tmp_path))

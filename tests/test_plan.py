@@ -261,6 +261,12 @@ def test_each_warning_comes_when_it_should(
     assert concern in plan.concerns
 
 
+@pytest.mark.parametrize("strategy", ["static", "inf-dds"])
+def test_a_lone_training_set_need_not_be_measured(tmp_path: Path, strategy: str) -> None:
+    plan = planned(tmp_path, f"strategy={strategy}", sizes={"a": 640, "dev.x": 1000})
+    assert len(plan.concerns) == (plan.cost > plan.recipe.training.steps) == (strategy != "static")
+
+
 @pytest.mark.parametrize("strategy", ["static", "inf-dds", "multidds", "aioli", "cooldown"])
 def test_a_sound_recipe_raises_no_concern(tmp_path: Path, strategy: str) -> None:
     plan = planned(tmp_path, f"strategy={strategy}", sizes=SIZES | {"dev.x": 1000})

@@ -71,6 +71,7 @@ def test_a_run_is_published_with_its_story(recipe_path: Path, tmp_path: Path, mo
     )
     assert card.splitlines() == shown.stdout.splitlines()[-len(card.splitlines()) :]
     assert "zero-shot" in card
+    assert 'SentenceTransformer("me/tiny")' in card
     assert hub.files["mixfluence/recipe.yaml"].decode().rstrip() in card
 
     # What was published is a model of sentence-transformers.

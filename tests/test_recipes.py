@@ -340,9 +340,14 @@ def test_a_wrong_override_is_named(tmp_path: Path, override: str) -> None:
         load_recipe(write(tmp_path, SMALL), [override])
 
 
-def test_missing_recipes_list_what_there_is() -> None:
+def test_missing_recipes_name_the_nearest_or_all() -> None:
     with pytest.raises(RecipeError, match="english13"):
         find_recipe("no-such-recipe")
+    with pytest.raises(RecipeError, match=r"'english13-doge'\?$"):
+        find_recipe("english13-dog.yaml")
+    # Whoever names a file does not want one of these.
+    with pytest.raises(RecipeError, match=r"no such file$"):
+        find_recipe("folder/tickets.csv")
     assert find_recipe("pydocs") == RECIPES / "pydocs.yaml"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixfluence.data.corpus import PAIRS, CorpusSource, Kind, Split, read_documents, take_split
+from mixfluence.data.formats import format_at
 from mixfluence.data.pairs import EXTENSIONS
 from mixfluence.errors import DataError, MixfluenceError, RecipeError
 from mixfluence.report.compare import LEVEL, Comparison, Contrast, Difference, compare, contrast_between
@@ -92,8 +93,7 @@ def _add(sources: dict[str, Any], word: str, splits: dict[str, str]) -> None:
     format_, colon, value = word.partition(":")
     path = Path(word)
     if path.exists():
-        beir = any((path / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "corpus"))
-        name, source = path.name.partition(".")[0], {"format": "beir" if beir else "pairs", "path": word}
+        name, source = path.name.partition(".")[0], {"format": format_at(path), "path": word}
     elif word.lower().endswith(EXTENSIONS):
         raise RecipeError(f"{word}: no such file")
     elif colon:
@@ -148,13 +148,13 @@ class Verdict:
             yield f"{word}: {self._change(self.start, name)} on {found.queries} queries of {name}."
         if self.uniform:
             own = self.uniform.tests[TARGET]
-            yield f"Guided sampling did {_compared(own)} uniform sampling: {_signed(own)}."
+            yield f"Guided sampling {_compared(own)} uniform sampling: {_signed(own)}."
         else:
             yield "No labelled queries were given: real queries may say otherwise. Label fifty before relying on this."
         for name, contrast in self.lexical.items():
             own = contrast.tests[TARGET]
             score = f"{self.comparison.measure.upper()} {self._score(contrast.first, TARGET):.1f}"
-            yield f"{LEXICAL[name]} did {_compared(own)} the adapted model: {score} ({_signed(own)})."
+            yield f"{LEXICAL[name]} {_compared(own)} the adapted model: {score} ({_signed(own)})."
         if not self.helped:
             yield "Do not deploy the adapted model: keep the start."
         elif self.forgotten:
@@ -187,7 +187,7 @@ def judge(adapted: Sequence[Run], uniform: Sequence[Run] = ()) -> Verdict:
 
 
 def _compared(found: Difference) -> str:
-    return {1: "better than", -1: "worse than", 0: "about as well as"}[_sign(found)]
+    return {1: "did better than", -1: "did worse than", 0: "did not differ significantly from"}[_sign(found)]
 
 
 def _sign(found: Difference) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import formatannotation, signature
 from pathlib import Path
@@ -28,7 +27,7 @@ from mixfluence.errors import MixfluenceError, RecipeError, collecting, refuse
 from mixfluence.evaluation.retrieval import DevEvaluator
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.runs import CHECKPOINTS_FOLDER, MODEL_FOLDER, STAGES_FOLDER, TRACE_FILE
-from mixfluence.schema import short
+from mixfluence.schema import did_you_mean, short
 from mixfluence.strategies import FINAL, Stage, Strategy
 from mixfluence.training.arguments import FIXED, check_arguments
 from mixfluence.training.batches import NumNegatives
@@ -274,10 +273,8 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     for name, value in recipe.training.trainer_args.items():
         with collecting(problems):
             if name not in known or name in own:
-                near = get_close_matches(name, known - own, n=1)
                 reason = "is set by the recipe's own keys" if name in own else "is not a training argument"
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise RecipeError(f"training.trainer_args: {name!r} {reason}{hint}")
+                raise RecipeError(f"training.trainer_args: {name!r} {reason}{did_you_mean(name, known - own)}")
             converted[name] = _converted(name, value, types[name])
     refuse(problems)
     # Before the trainer library asks for the package of one of them.

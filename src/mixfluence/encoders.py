@@ -26,9 +26,12 @@ from torch import nn
 from mixfluence.adapters import add_lora, base_weights, has_adapter, keep_four_bits
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence.snapshot import preserve_modes
+from mixfluence.schema import did_you_mean
 
 logger = logging.getLogger(__name__)
 
+# Encoders that installed packages have.
+PACKAGED = ("wordllama", "minilm")
 Kind = Literal["dense", "sparse", "multi-vector", "reranker"]
 KINDS: dict[Kind, type[BaseModel]] = {
     "dense": SentenceTransformer,
@@ -88,7 +91,7 @@ def load_encoder(
     """
     if kind != "dense" and (pooling, padding, bidirectional) != (None, None, None):
         raise RecipeError(f"encoder '{name}': pooling, padding and bidirectional are for dense encoders, found {kind}")
-    packaged = name in {"wordllama", "minilm"}
+    packaged = name in PACKAGED
     if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
     weights = WEIGHTS | (base_weights(lora.get("base", "fp32")) if lora else {})
@@ -180,7 +183,8 @@ def _load_checkpoint(name: str, kind: Kind, options: dict[str, Any], *, new_head
         model = _load(kind, name, **options)
     except Exception as error:  # libraries, network and file parsers each raise their own types
         place = "neither as a folder nor as a hub id"
-        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}") from error
+        near = "" if "/" in name else did_you_mean(name, PACKAGED)
+        raise RecipeError(f"encoder '{name}' cannot be loaded, {place}: {_one_line(error)}{near}") from error
     modules = load_file_path(name, "modules.json", revision=options["revision"])
     if modules is None:
         _read_plain_text(model)

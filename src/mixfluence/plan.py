@@ -290,6 +290,8 @@ def _concerns(plan: Plan) -> Iterator[str]:
     total = sum(stage.steps for stage in plan.stages if stage.step_cost and not stage.merges)
     if total > training.steps:
         yield f"training.steps is {training.steps:,}, but with its stages the run trains for {total:,} steps"
+    if len(plan.checked.train) == 1 and any(stage.updates for stage in plan.stages):
+        yield f"there is one training set, so {plan.recipe.strategy.name} decides nothing: write strategy: static"
     for stage in plan.stages:
         yield from stage.concerns
     wanted = max(stage.dev_batch_size for stage in plan.stages)

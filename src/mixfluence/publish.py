@@ -18,33 +18,36 @@ from mixfluence.training.folder import CARD_HEADING
 CARD = "README.md"
 # The files of the run, apart from those of the model.
 FOLDER = "mixfluence"
+# Stands for the model in the example of a card that sentence-transformers wrote before it had a place on the hub.
+NAMELESS = "sentence_transformers_model_id"
 
 
-def files_of(run: Run) -> dict[str, Path | bytes]:
-    """Return what is published: path in the repository -> a file or its content."""
+def files_of(run: Run, repository: str) -> dict[str, Path | bytes]:
+    """Return what is published there: path in the repository -> a file or its content."""
     model = run.path / MODEL_FOLDER
     if not run.finished or not model.is_dir():
         raise DataError(f"{run.path}: expected a finished run with its model, found none")
     files: dict[str, Path | bytes] = {
         file.relative_to(model).as_posix(): file for file in sorted(model.rglob("*")) if file.is_file()
     }
-    files[CARD] = card_of(run).encode()
+    files[CARD] = card_of(run, repository).encode()
     return files | {f"{FOLDER}/{name}": run.path / name for name in (RECIPE_FILE, WEIGHTS_FILE)}
 
 
-def card_of(run: Run) -> str:
-    """Return the card of the model with its mixture, its scores beside the start's, and its recipe."""
+def card_of(run: Run, repository: str) -> str:
+    """Return the card of the model in a repository: its mixture, its scores beside the start's, and its recipe."""
     file = run.path / MODEL_FOLDER / CARD
     card = file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {run.recipe.name}"
     # A trained model lists its mixture already, a merged one does not.
     mixture = [] if CARD_HEADING in card else [_mixture(run)]
+    card = card.replace(f'"{NAMELESS}"', f'"{repository}"')
     return "\n\n".join([card, *mixture, *_sections(run)]) + "\n"
 
 
 def push(run: Run, repository: str, *, private: bool) -> str:
     """Publish a run in a repository, which is created if it does not exist; return the address of the commit."""
     api = HfApi()
-    operations = [CommitOperationAdd(path, source) for path, source in files_of(run).items()]
+    operations = [CommitOperationAdd(path, source) for path, source in files_of(run, repository).items()]
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.create_commit(repository, operations, commit_message=f"mixfluence: {run.recipe.name}")

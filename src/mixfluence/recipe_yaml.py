@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mixfluence.errors import RecipeError
 from mixfluence.recipe import Recipe
 from mixfluence.runs import RECIPE_FILE
-from mixfluence.schema import error_message, short, unknown_key
+from mixfluence.schema import did_you_mean, error_message, short, unknown_key
 
 RECIPES = Path(__file__).parent / "recipes"
 # Mappings of keys, merged with those of the recipe that is extended. Others are replaced: datasets, weights.
@@ -77,8 +77,11 @@ def find_recipe(name: str) -> Path:
     shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
     if shipped.exists() and path.name == name:
         return shipped
-    known = ", ".join(recipe.stem for recipe in shipped_recipes())
-    raise RecipeError(f"{name}: no such file, and no recipe of that name ships with mixfluence ({known})")
+    if path.suffix not in {"", ".yaml"} or path.name != name:
+        raise RecipeError(f"{name}: no such file")
+    known = [recipe.stem for recipe in shipped_recipes()]
+    near = did_you_mean(path.stem, known) or f" ({', '.join(known)})"
+    raise RecipeError(f"{name}: no such file, and no recipe of that name ships with mixfluence{near}")
 
 
 def shipped_recipes() -> list[Path]:

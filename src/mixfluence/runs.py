@@ -184,8 +184,9 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, the whole path if that is a mere seed, or all paths if two are equal."""
-    names = [str(path) if path.name.isdigit() else path.resolve().name for path in paths]
+    """Return the last part of each path, the last two if that is a mere seed, or all paths if two are equal."""
+    found = [path.resolve() for path in paths]
+    names = [f"{path.parent.name}/{path.name}" if path.name.isdigit() else path.name for path in found]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 

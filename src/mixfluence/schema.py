@@ -125,7 +125,8 @@ def registered(
         word = data.get(key)
         chosen = registry.get(word) if isinstance(word, str) else None
         if chosen is None:
-            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {short(word) if word else 'none'}")
+            found = f"{short(word)}{did_you_mean(word, registry)}" if isinstance(word, str) else short(word)
+            raise ValueError(f"{key}: expected one of {', '.join(registry)}, found {found if word else 'none'}")
         return chosen.model_validate(data, context=info.context)
 
     return BeforeValidator(build)
@@ -133,8 +134,13 @@ def registered(
 
 def unknown_key(key: object, known: Iterable[str], nested: Mapping[str, str] | None = None) -> str:
     """Return the message for a key that does not exist, with the nearest one that does, or the same one elsewhere."""
-    near = [nested[str(key)]] if nested and key in nested else get_close_matches(str(key), known, n=1, cutoff=0.5)
-    return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
+    near = f"; did you mean {nested[str(key)]!r}?" if nested and key in nested else did_you_mean(key, known)
+    return f"unknown key {key!r}" + (near or f"; known are {', '.join(known)}")
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return the end of a message that names the nearest of the known words; nothing if none is near."""
+    return "".join(f"; did you mean {near!r}?" for near in get_close_matches(str(word), known, n=1, cutoff=0.5))
 
 
 def error_message(error: ErrorDetails) -> str:

@@ -6,6 +6,7 @@
 - Rows that have the right shape already are taken as they are.
 - Training queries that are test queries are found whatever their case and spacing, and nothing else is.
 - Dropping them removes exactly those rows, changes the fingerprint of their datasets and leaves the others alone.
+- A dev set of which a training set has more than a few queries is told; no row is left out for it.
 - Refusing names the dataset and shows examples; a dataset with no rows left is an error.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from mixfluence.data.mixture import Mixture, without_overlap
+from mixfluence.data.mixture import Mixture, repeated_queries, without_overlap
 from mixfluence.data.rows import Row, RowSet, fingerprint
 from mixfluence.data.source import EXAMPLES_SHOWN
 from mixfluence.errors import DataError
@@ -148,3 +149,15 @@ def test_refuse_lets_a_clean_mixture_pass(mixture: Mixture) -> None:
 def test_a_dataset_of_which_nothing_is_left_is_an_error(mixture: Mixture) -> None:
     with pytest.raises(DataError, match="clean: "):
         without_overlap(mixture, {"test": ["What is", "IR?"]}, "drop")
+
+
+def test_dev_queries_in_training_data_are_told() -> None:
+    rows = [Row(f"query {i}", f"p{i}") for i in range(40)]
+    mixture = Mixture({"same": row_set(*rows), "other": row_set(*(Row(f"other {i}", "p") for i in range(40)))})
+    for shared, told in {0: False, 1: False, 3: True, 20: True}.items():
+        seen = [Row(f" QUERY  {i}", "another passage") for i in range(shared)]
+        dev = Mixture({"own": row_set(*seen, *(Row(f"new {i}", "p") for i in range(20 - shared)))})
+        sentences = list(repeated_queries(mixture, dev))
+        assert len(sentences) == told
+        assert all(word in sentence for sentence in sentences for word in ("own", "same", f"{shared} of its 20"))
+    assert not list(repeated_queries(mixture, {}))

@@ -14,7 +14,7 @@ from mixfluence.cli import app
 from mixfluence.data import reading
 from mixfluence.data.reading import preview, token_counter
 from mixfluence.data.rows import Row
-from mixfluence.errors import DataError
+from mixfluence.errors import DataError, RecipeError
 from tests.conftest import row_set
 
 
@@ -51,6 +51,27 @@ def test_options_of_a_file_are_words_with_an_equals_sign(tickets: Path) -> None:
         run(tickets, "columns.anchor=nowhere", "columns.positive=lang")
 
 
+def test_a_folder_is_read_in_its_layout(tmp_path: Path) -> None:
+    folder = tmp_path / "faq"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "two days"}', encoding="utf-8")
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "how long?"}', encoding="utf-8")
+    for split in ("train", "dev"):
+        (folder / f"qrels/{split}.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n", encoding="utf-8")
+    assert run(folder).startswith("faq: 1 row,")
+    assert run(folder, "split=dev").startswith("faq: 1 row,")
+    with pytest.raises(DataError, match="'tests'"):
+        run(folder, "split=tests")
+
+
+def test_errors_of_options_name_the_file_and_the_option(tickets: Path) -> None:
+    for option, place in {"encoding=latinx": "encoding", "delimeter=;": "delimiter", "format=bier": "format"}.items():
+        with pytest.raises(RecipeError) as error:
+            run(tickets, option)
+        assert str(error.value).startswith(f"{tickets}: ")
+        assert place in str(error.value)
+
+
 def test_a_recipe_shows_all_its_sources_and_what_is_missing(tickets: Path, tmp_path: Path) -> None:
     sources = {"faq": {"path": str(tickets)}, "gone": {"path": str(tmp_path / "gone.csv")}}
     recipe = {"name": "mine", "model": {"name": "wordllama"}, "train": sources, "dev": {"own": {"path": str(tickets)}}}
@@ -63,7 +84,7 @@ def test_a_recipe_shows_all_its_sources_and_what_is_missing(tickets: Path, tmp_p
     shown = run(tmp_path / "mine.yaml")
     assert "faq: 40 rows, 10 duplicates; tokens: anchor" in shown
     assert "dev own: 40 rows" in shown
-    assert "gone: not on this machine" in shown
+    assert f"gone: not on this machine ({tmp_path / 'gone.csv'})" in shown
 
 
 def test_tokens_are_counted_as_the_model_makes_them(make_static: Callable[[], SentenceTransformer]) -> None:

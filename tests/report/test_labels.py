@@ -47,4 +47,5 @@ def test_labels_tell_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert run_labels([Path("runs/a"), Path("runs/b/"), Path()]) == ["a", "b", tmp_path.name]
     assert run_labels([Path("x/a"), Path("y/a")]) == ["x/a", "y/a"]
-    assert run_labels([Path("runs/a"), Path("sweep/uniform/0")]) == ["a", "sweep/uniform/0"]
+    assert run_labels([Path("runs/a"), Path("/sweep/uniform/0")]) == ["a", "uniform/0"]
+    assert run_labels([Path("x/uniform/0"), Path("y/uniform/0")]) == ["x/uniform/0", "y/uniform/0"]

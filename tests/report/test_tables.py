@@ -61,6 +61,9 @@ def test_csv_parses_back() -> None:
         assert float(line["average.mean"]) == average.mean
         assert line["average.sd"] == ""
         assert float(line["cost.total"]) == found.cost(group)
+        assert line["unit_of_cost"] == json.loads(to_json(found))["unit_of_cost"]
+        assert json.loads(line["runs"]) == [str(run.path) for run in group.runs]
+        assert json.loads(line["average.by_seed"]) == [average.mean]
         for name in NAMES:
             assert float(line[f"tests.{name}.mean"]) == group.scores()[name].mean
 
@@ -247,6 +250,7 @@ def test_a_model_that_was_only_tested_has_no_cost_in_any_format() -> None:
     }  # fmt: skip
     only = compare([untrained("lexical")])
     assert len(make_sheets(only)) == 1
+    assert not make_notes(only)
     assert "BM25" in to_markdown(only)
     assert "BM25" in to_latex(only)
 

@@ -22,7 +22,9 @@ from mixfluence.errors import MixfluenceError, RecipeError, collecting
 if TYPE_CHECKING:
     from mixfluence.plan import Plan, StagePlan
 
-Sources = Annotated[list[str], Argument(metavar="SOURCE...", help="Recipes, or files and folders of pairs.")]
+Sources = Annotated[
+    list[str], Argument(metavar="SOURCE", help="Recipes, files and folders of pairs, or folders of BEIR.")
+]
 
 
 def plan(
@@ -152,7 +154,7 @@ def data(
     for word in (word for word in sources if "=" not in word):
         path = Path(word)
         if path.exists() and path.suffix not in {".yaml", ".yml"}:
-            found, own = {path.name: _pairs(path, changes)}, named
+            found, own = {path.name: _source(path, changes)}, named
         else:
             recipe = read_recipe(word, changes, files_may_be_missing=True)
             own = encoder_here(recipe.model) if named is None else named
@@ -161,14 +163,14 @@ def data(
             print_line(line)
 
 
-def _pairs(path: Path, changes: list[str]) -> Any:
-    from mixfluence.data.pairs import PairsSource
+def _source(path: Path, changes: list[str]) -> Any:
+    from mixfluence.data.formats import source_at
     from mixfluence.recipe_yaml import apply_override
 
-    options: dict[str, Any] = {"path": path}
+    options: dict[str, Any] = {}
     for change in changes:
         apply_override(change, options)
-    return PairsSource(**options)
+    return source_at(path, options)
 
 
 def cache(
@@ -177,8 +179,9 @@ def cache(
 ) -> None:
     """List converted rows, token ids, embeddings and clusters on disk, or delete them; they are built again if needed.
 
-    The folder is $MIXFLUENCE_CACHE, by default mixfluence in the user's cache folder. With $MIXFLUENCE_CACHE_LIMIT
-    (such as 200GB), what was not used for longest is deleted when the cache grows beyond it.
+    The folder is $MIXFLUENCE_CACHE, by default mixfluence in the user's cache folder.
+
+    With $MIXFLUENCE_CACHE_LIMIT (such as 200GB), what was not used for longest is deleted beyond that size.
     """
     from mixfluence.data.cache import cache_root, delete, entries
 

@@ -217,8 +217,9 @@ def push(
 ) -> None:
     """Publish the model of a run on the Hugging Face hub, with its mixture, scores and recipe.
 
-    The card contains a few training rows as examples, and the recipe has the paths of your files: look at both with
-    --dry-run first.
+    The card contains a few training rows as examples, and the recipe has the paths of your files.
+
+    Look at both with --dry-run first.
     """
     show_log()
     from mixfluence.publish import card_of, files_of
@@ -229,10 +230,10 @@ def push(
     if not dry_run:
         print_line(publish(found, repository, private=private))
         return
-    for path, source in files_of(found).items():
+    for path, source in files_of(found, repository).items():
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         print_line(f"{size / 1e6:10,.2f} MB  {repository}/{path}")
-    for line in card_of(found).splitlines():
+    for line in card_of(found, repository).splitlines():
         print_line(line)
 
 

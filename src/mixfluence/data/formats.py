@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import SerializeAsAny
+from pydantic import SerializeAsAny, TypeAdapter, ValidationError
 
 from mixfluence.data.beir import BeirSource
 from mixfluence.data.benchmarks import IrDatasetsSource, MtebSource
@@ -21,7 +22,8 @@ from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.retrieval import RetrievalSet
 from mixfluence.data.rows import RowSet, count_difference
 from mixfluence.data.source import TRAINING_KEYS, SourceSection
-from mixfluence.schema import registered, short, unknown_key
+from mixfluence.errors import RecipeError
+from mixfluence.schema import error_message, registered, short, unknown_key
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,24 @@ def _fill_source(name: str, own: Any, defaults: dict[str, Any], section: str) ->
         else value
         for key, value in source.items()
     }
+
+
+def format_at(path: Path) -> str:
+    """Return the format of a path that a user names: a folder in BEIR's layout, or else pairs."""
+    return "beir" if any((path / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "corpus")) else "pairs"
+
+
+def source_at(path: Path, options: Mapping[str, Any]) -> SourceSection:
+    """Return a path as a training set, with keys of its format."""
+    (source,) = fill_sources({path.name: {"format": format_at(path), "path": path, **options}}, {}, "train").values()
+    try:
+        found: SourceSection = TypeAdapter(Source).validate_python(source)
+    except ValidationError as error:
+        places = [".".join(map(str, each["loc"])) for each in error.errors()]
+        messages = map(error_message, error.errors())
+        lines = [": ".join(filter(None, (str(path), *line))) for line in zip(places, messages, strict=True)]
+        raise RecipeError("\n".join(lines)) from error
+    return found
 
 
 def check_defaults(defaults: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from mixfluence.data.columns import ColumnMap
 from mixfluence.data.pairs import RecordReader, records_of
 from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
-from mixfluence.data.source import EXAMPLES_SHOWN
+from mixfluence.data.source import EXAMPLES_SHOWN, MAX_DROPPED_SHARE
 from mixfluence.display import counted
 from mixfluence.errors import DataError
 
@@ -109,6 +109,18 @@ def without_overlap(
     if overlaps and rule == "refuse":
         raise DataError("\n".join(map(str, overlaps)))
     return Mixture(kept), overlaps
+
+
+def repeated_queries(mixture: Mixture, dev: Mapping[str, RowSet]) -> Iterator[str]:
+    """Yield a sentence for each training set that has more than a few of the queries of a dev set."""
+    queries = {name: {_normalised(query) for query in rows.rows["anchor"]} for name, rows in dev.items()}
+    wanted = set().union(*queries.values())
+    for dataset, rows in mixture.items() if wanted else ():
+        shared = wanted.intersection(map(_normalised, rows.rows["anchor"]))
+        for name, own in queries.items():
+            if (both := len(own & shared)) > MAX_DROPPED_SHARE * len(own):
+                found = f"{both:,} of its {len(own):,} queries are also in the training set {dataset}"
+                yield f"dev set {name}: {found}, so it does not show what helps with new ones"
 
 
 def _normalised(text: str) -> str:

@@ -11,9 +11,10 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from mixfluence.data.formats import Source, read_both, read_rows, read_task
-from mixfluence.data.mixture import Mixture, Overlap, without_overlap
+from mixfluence.data.mixture import Mixture, Overlap, repeated_queries, without_overlap
 from mixfluence.data.retrieval import RetrievalSet, guiding_half, scoring_samples, selecting_half
 from mixfluence.data.rows import ROWS_PER_BATCH, RowSet, text_key
+from mixfluence.data.source import FileSource
 from mixfluence.display import counted
 from mixfluence.errors import MixfluenceError, refuse
 from mixfluence.recipe import Recipe
@@ -90,6 +91,8 @@ def read_data(recipe: Recipe) -> Data:
         logger.warning("%s", note)
     for overlap in overlaps:
         logger.warning("%s: dropped, see %s", overlap, OVERLAP_FILE)
+    for sentence in repeated_queries(mixture, dev):
+        logger.warning("%s", sentence)
     samples = scoring_samples(tasks, scoring, halves=recipe.halves) if scoring else []
     selection = []
     if recipe.selection:
@@ -151,7 +154,8 @@ def preview_sources(sources: Mapping[str, Source], count: Count | None) -> Itera
             yield from preview(name, rows, count)
             yield from (f"  {note}" for note in rows.notes)
         else:
-            yield f"{name}: not on this machine ({source.location})"
+            place = source.path.absolute() if isinstance(source, FileSource) else source.location
+            yield f"{name}: not on this machine ({place})"
 
 
 def token_counter(model: BaseModel) -> Count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import json
@@ -184,7 +185,9 @@ def _lines(path: Path, encoding: str | None = None) -> Iterator[str]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8") if isinstance(line, bytes) else line
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        hint = "" if encoding else "; save it as UTF-8, or write its encoding, such as encoding: latin-1"
+        # Any bytes are valid Latin-1, so it is not suggested for a file that begins with the mark of UTF-16.
+        likely = "utf-16" if error.object[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE} else "latin-1"
+        hint = "" if encoding else f"; save it as UTF-8, or write its encoding, such as encoding: {likely}"
         raise DataError(f"{path}:{number}: not valid {encoding or 'UTF-8'} ({error}){hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged or truncated after line {number} ({error})") from error

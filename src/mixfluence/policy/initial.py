@@ -6,7 +6,6 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, TypeAda
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
 from mixfluence.policy.bounds import Vector
-from mixfluence.schema import NonNegative, PathLike, Section, error_message
+from mixfluence.schema import NonNegative, PathLike, Section, did_you_mean, error_message
 
 
 class Initial(Section):
@@ -78,8 +77,7 @@ class Weights(Initial):
     def logits(self, sizes: Mapping[str, int]) -> Vector:
         for name in self.weights:
             if name not in sizes:
-                hint = "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, sizes, n=1))
-                raise RecipeError(f"weight for {name!r}, which is not a training dataset{hint}")
+                raise RecipeError(f"weight for {name!r}, which is not a training dataset{did_you_mean(name, sizes)}")
         if missing := [name for name in sizes if name not in self.weights]:
             raise RecipeError(f"no weight for {', '.join(map(repr, missing))}")
         with np.errstate(divide="ignore"):

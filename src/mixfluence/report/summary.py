@@ -32,8 +32,9 @@ def make_notes(comparison: Comparison) -> list[str]:
     notes = list(_test_notes(comparison, comparison.contrast)) if comparison.contrast else []
     if not comparison.tests:
         notes.append("No test results: give the runs test sets, or score their models with mixfluence evaluate.")
-    notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
-    notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
+    if any(group.hours(comparison.on_gpu) for group in comparison.groups):
+        notes.append("Cost excludes reading data and testing, which are the same for every sampler.")
+        notes.append("Step-equivalents are the work in training steps, whatever else the machine did.")
     if len(comparison.statics) > 1:
         notes.append(f"Cost is relative to {comparison.statics[0].label}, the first of several static rows.")
     return notes + [f"Caution: {sentence}." for sentence in comparison.notes]
@@ -171,16 +172,21 @@ def to_latex(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return the rows of `to_json`, a line per group and a column per number, such as `tests.NAME.mean`."""
+    """Return the rows of `to_json`, a line per group and a column per number, such as `tests.NAME.mean`.
+
+    Lists are JSON.
+    """
     import pandas
 
     def harmless(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return json.dumps(value, ensure_ascii=False)
         if not isinstance(value, str):
             return value
         # A spreadsheet would execute it.
         return printable(f"'{value}" if len(value) > 1 and value[0] in "=+-@\t\r" else value)
 
-    rows = [_group(comparison, group) for group in comparison.rows]
+    rows = [_group(comparison, group) | {"unit_of_cost": _unit(comparison)} for group in comparison.rows]
     text: str = pandas.json_normalize(rows).map(harmless).rename(columns=printable).to_csv(index=False)
     return text
 
@@ -194,12 +200,16 @@ def to_json(comparison: Comparison) -> str:
     facts = {
         "measure": comparison.measure,
         "points": 100,
-        "unit_of_cost": "GPU-hours" if comparison.on_gpu else "hours",
+        "unit_of_cost": _unit(comparison),
         "rows": [_group(comparison, group) for group in comparison.rows],
         "contrast": contrast,
         "differences": comparison.notes,
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
+
+
+def _unit(comparison: Comparison) -> str:
+    return "GPU-hours" if comparison.on_gpu else "hours"
 
 
 def _group(comparison: Comparison, group: Group) -> dict[str, Any]:

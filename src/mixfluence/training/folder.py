@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixfluence import runs
+from mixfluence.data.mixture import repeated_queries
 from mixfluence.data.reading import preview, token_counter
 from mixfluence.display import SafeConsole, percent, printable
 from mixfluence.evaluation import Evaluation, write_evaluation
@@ -48,6 +49,8 @@ def start_folder(trainer: MixtureMixin, folder: Path) -> None:
         count = token_counter(trainer.model)
         lines = [line for name, rows in trainer.mixture.items() for line in preview(name, rows, count)]
         SafeConsole().print(Text("\n".join(map(printable, lines))), soft_wrap=True)
+    for sentence in repeated_queries(trainer.mixture, trainer.dev or {}):
+        logger.warning("%s", sentence)
     for task in trainer.test.values():
         if not trainer.resumed and len(task.docs) <= MAX_PASSAGES:
             scores = evaluate(trainer.model, task, batch_size=trainer.args.eval_batch_size)
