@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,14 @@ def test_what_cannot_work_is_one_clear_error(recipe_path: Path, override: str, m
         changes = ["train={big: {}, small: {}}", override]
     with pytest.raises(MixfluenceError, match=message):
         run(load_recipe(recipe_path, changes))
+
+
+def test_a_model_folder_that_does_not_exist_is_refused_before_data_is_read(recipe_path: Path) -> None:
+    missing = str(recipe_path.parent / "no-model")
+    recipe = load_recipe(recipe_path, [f"model.name={missing}"])
+    shutil.rmtree(recipe_path.parent / "data")
+    with pytest.raises(RecipeError, match=missing):
+        run(recipe)
 
 
 def test_a_text_may_be_tested_without_a_corpus(recipe_path: Path, tmp_path: Path) -> None:

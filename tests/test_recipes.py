@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,6 +132,8 @@ def test_initial_distributions(tmp_path: Path, init: str, temperature: float) ->
     recipe = load_recipe(write(tmp_path, SMALL), [f"strategy.init={init}"])
     assert isinstance(recipe.strategy, Static)
     assert recipe.strategy.init == Temperature(temperature)
+    written = yaml.safe_load(dump_recipe(recipe))["strategy"]["init"]
+    assert written == {math.inf: "uniform", 1.0: "proportional"}.get(temperature, {"temperature": temperature})
 
 
 def test_an_override_may_spell_out_what_a_word_stood_for(tmp_path: Path) -> None:

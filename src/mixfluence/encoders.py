@@ -91,6 +91,7 @@ def load_encoder(
     """
     if kind != "dense" and (pooling, padding, bidirectional) != (None, None, None):
         raise RecipeError(f"encoder '{name}': pooling, padding and bidirectional are for dense encoders, found {kind}")
+    refuse_missing_folder(name)
     packaged = name in PACKAGED
     if revision is not None and (packaged or Path(name).is_dir()):
         raise RecipeError(f"encoder '{name}' has no revisions: revision is for hub ids only")
@@ -115,6 +116,12 @@ def load_encoder(
     if lora is not None:
         add_lora(model, lora)
     return model
+
+
+def refuse_missing_folder(name: str) -> None:
+    """Refuse a path that is no folder; a name that begins otherwise may be a hub id."""
+    if name.startswith(("/", ".")) and not Path(name).is_dir():
+        raise RecipeError(f"encoder '{name}': no such folder")
 
 
 def kind_of(model: BaseModel) -> Kind:

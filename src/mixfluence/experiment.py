@@ -26,7 +26,7 @@ from mixfluence.data.mixture import Overlap
 from mixfluence.data.reading import Data, lengths, preview, read_data, token_counter
 from mixfluence.data.rows import RowSet
 from mixfluence.display import counted, duration
-from mixfluence.encoders import is_linear
+from mixfluence.encoders import is_linear, refuse_missing_folder
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.evaluation import Evaluation
 from mixfluence.files import locked, sync_folder, write_text
@@ -81,6 +81,7 @@ def _run(recipe: Recipe, resume: bool, show_progress: bool, callbacks: list[Trai
     folder = recipe.output
     refuse_taken_folder(folder, recipe, resume=resume)
     check_training_arguments(recipe)
+    refuse_missing_folder(recipe.model.name)
     for sentence in recipe.warnings():
         logger.warning("%s", sentence)
     watch = runs.Stopwatch()

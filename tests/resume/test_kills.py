@@ -70,7 +70,7 @@ def test_a_killed_run_ends_as_the_undisturbed_one(
 
 @pytest.mark.slow
 def test_a_run_that_is_moved_after_its_last_step_keeps_its_best_model(whole_run: Whole, tmp_path: Path) -> None:
-    recipe, whole = whole_run("multidds", selection=SELECTION, save_every=None)
+    recipe, whole = whole_run("static", selection=SELECTION, save_every=None)
     assert read_run(whole).record["selected_step"] < read_run(whole).record["steps"]
     run = Run(recipe, tmp_path / "run")
     assert run.stop_when(in_evaluation, signal.SIGKILL), run.said

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
@@ -48,6 +57,10 @@ class Temperature(Initial):
         sizes_log = np.log(np.fromiter(sizes.values(), dtype=np.float64))
         with np.errstate(over="ignore"):  # minus infinity: near a temperature of 0 only the largest is drawn
             return np.asarray((sizes_log - sizes_log.max()) / self.temperature)
+
+    @model_serializer
+    def _word(self) -> Any:
+        return next((word for word, own in _WORDS.items() if own == self), {"temperature": self.temperature})
 
     @property
     def label(self) -> str:
