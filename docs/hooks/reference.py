@@ -192,7 +192,9 @@ def _default(key: str, field: FieldInfo) -> str:
         return ""
     if isinstance(value, Section):
         whole = _label(type(value)) and not _word(type(value))
-        changed = value.model_dump(mode="json", exclude_defaults=not whole) | _named(value)
+        changed = value.model_dump(mode="json", exclude_defaults=not whole)
+        # Some are written as a word.
+        changed = changed if isinstance(changed, str) else changed | _named(value)
         return _cell(f"`{changed}`" if changed else "its defaults")
     words: dict[Any, str] = {None: "null", True: "`true`", False: "`false`"}
     return words[value] if value is None or isinstance(value, bool) else _cell(f"`{value}`")
