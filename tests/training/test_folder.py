@@ -69,7 +69,7 @@ def test_the_command_line_reads_it(
     summary = capsys.readouterr().out
     assert "near: 30 rows, 0 duplicates; tokens: anchor" in summary, "a sample of each dataset with its roles"
     assert "  anchor (query): 'w0 w1'" in summary
-    assert "InfDDS: 6 steps" in summary
+    assert f"{strategy.label}: 6 steps" in summary
     assert all(word in summary for word in ("near", "far", "at first", "62.5%"))
 
     ((code, said),) = ask.answers

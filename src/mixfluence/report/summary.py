@@ -132,8 +132,8 @@ def contrast_sheet(comparison: Comparison, base: int, found: Mapping[int, Contra
         Column(head, tuple(Cell(f"{_signed(own.difference)} ({_p(own.p_holm)})", own.significant) for own in results))
         for head, results in heads.items()
     ]
-    test = "p of a paired t-test, after Holm's correction over test sets"
-    title = f"Difference to {comparison.rows[base].label} ({test})"
+    holm = ", after Holm's correction over test sets" if len(heads) > 1 else ""
+    title = f"Difference to {comparison.rows[base].label} (p of a paired t-test{holm})"
     return Sheet(title, (words("run", labels), *columns), 1)
 
 

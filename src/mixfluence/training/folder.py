@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mixfluence import runs
@@ -100,7 +100,7 @@ def list_mixture(trainer: MixtureMixin, card: Path) -> None:
         escaped = html.escape(name).replace("|", "&#124;").replace("\n", " ")
         rows.append(f"| {escaped} | {size:,} | {probabilities[name]:.3g} | {drawn[name]:,} |")
     text = card.read_text(encoding="utf-8").split(CARD_HEADING)[0].rstrip()
-    strategy = f"Sampled with mixfluence, strategy `{type(trainer.strategy).__name__}`; probabilities at the end."
+    strategy = f"Sampled with mixfluence, strategy {trainer.strategy.label}; probabilities at the end."
     card.write_text("\n".join([text, "", CARD_HEADING, "", strategy, "", *rows, ""]), encoding="utf-8")
 
 
@@ -171,8 +171,9 @@ def _sources(datasets: Iterable[str]) -> dict[str, Any]:
 def _summary(trainer: MixtureMixin, seconds: dict[str, float]) -> Table:
     """Return the most likely datasets with their probabilities and how much of them was read."""
     took = f"{seconds['train']:.0f} s" + (f" and {seconds['probe']:.0f} s of probes" if seconds["probe"] else "")
-    title = f"{type(trainer.strategy).__name__}: {trainer.state.global_step:,} steps in {took}"
-    table = Table("dataset", "rows", "at first", "at the end", "rows drawn", "epochs", title=title)
+    title = f"{trainer.strategy.label}: {trainer.state.global_step:,} steps in {took}"
+    numbers = ("rows", "at first", "at the end", "rows drawn", "epochs")
+    table = Table("dataset", *(Column(name, justify="right") for name in numbers), title=title)
     first = dict(zip(trainer.mixture, trainer.initial_weights, strict=True))
     last, drawn = trainer.probabilities(), trainer.rows_drawn()
     for name, size in islice(trainer.mixture.sizes.items(), MOST_SHOWN):
