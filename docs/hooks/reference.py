@@ -192,7 +192,7 @@ def _default(key: str, field: FieldInfo) -> str:
         return ""
     if isinstance(value, Section):
         whole = _label(type(value)) and not _word(type(value))
-        changed = value.model_dump(mode="json", exclude_defaults=not whole)
+        changed: Any = value.model_dump(mode="json", exclude_defaults=not whole)
         # Some are written as a word.
         changed = changed if isinstance(changed, str) else changed | _named(value)
         return _cell(f"`{changed}`" if changed else "its defaults")

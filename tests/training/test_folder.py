@@ -61,7 +61,7 @@ def test_the_command_line_reads_it(
 ) -> None:
     folder = tmp_path / "mine"
     ask = Ask(folder)
-    strategy = InfDDS(update_every=2, warmup_steps=2, probe=Probe(dev_batch_size=8))
+    strategy = InfDDS(init=PROPORTIONAL, update_every=2, warmup_steps=2, probe=Probe(dev_batch_size=8))
     args = arguments(folder, disable_tqdm=False)
     MixtureTrainer(
         model=tiny_bert, args=args, train_dataset=pool(), dev_dataset=pool(), strategy=strategy, callbacks=[ask]
