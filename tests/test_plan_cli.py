@@ -21,9 +21,9 @@ def test_a_recipe_is_planned_with_its_data(recipe_path: Path, tmp_path: Path) ->
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     lines = [line.split() for line in result.stdout.splitlines()]
-    # 80 and 20 training rows, drawn by size for 12 steps of 8.
-    assert ["big", "80", "80.0%", "0.96"] in lines
-    assert ["small", "20", "20.0%", "0.96"] in lines
+    # 80 and 20 training rows, drawn evenly for 12 steps of 8.
+    assert ["big", "80", "50.0%", "0.60"] in lines
+    assert ["small", "20", "50.0%", "2.40"] in lines
     assert re.search(r"^big: 80 rows, .*; tokens: anchor \d+ \(up to \d+\), positive \d+", result.stdout, re.MULTILINE)
     assert "no update happens in the 12 steps of the final stage" in result.stdout
     assert not (tmp_path / "run").exists()

@@ -379,13 +379,13 @@ output: {tmp_path}/run
     for line in rounds:
         assert line["update"]["influence"].keys() == {"big", "small"}
         assert line["update"]["memory"] == pytest.approx(4, abs=0.1)
-    assert rounds[0]["weights"]["small"] != pytest.approx(1 / 3, abs=0.01)
+    assert rounds[0]["weights"]["small"] != pytest.approx(0.5, abs=0.01)
     assert read_weights(folder / "weights.json") == pytest.approx(rounds[-1]["weights"])
     record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     assert record["steps"] == 10
     assert sum(record["rows_drawn"].values()) == 10 * 8
     assert record["scores"]["small"]["ndcg@10"] == pytest.approx(scores["small"].mean("ndcg@10"))
-    assert "`InfDDS`" in (folder / "model" / "README.md").read_text(encoding="utf-8")
+    assert "strategy Inf-DDS;" in (folder / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_strategy_shows_what_differs_from_its_defaults() -> None:

@@ -42,7 +42,7 @@ from mixfluence.influence import (
     info_nce_metric,
     soft_ndcg_metric,
 )
-from mixfluence.policy import UNIFORM, Anchored, PolicyGradient, Rule, Weights
+from mixfluence.policy import PROPORTIONAL, UNIFORM, Anchored, PolicyGradient, Rule, Weights
 from mixfluence.runs import read_trace
 from mixfluence.strategies import InfDDS, Static, Strategy
 from mixfluence.training.losses import info_nce
@@ -233,7 +233,7 @@ def test_a_run_with_frozen_logits_is_the_run_without_probes(
     tiny_bert_folder: Path, tmp_path: Path, probe: Probe, accumulation: int
 ) -> None:
     results = []
-    for name, strategy in ("probed", Frozen(**EVERY_STEP, probe=probe)), ("plain", Static()):
+    for name, strategy in ("probed", Frozen(**EVERY_STEP, probe=probe)), ("plain", Static(init=UNIFORM)):
         model = SentenceTransformer(str(tiny_bert_folder), device="cpu")
         assert any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
         options = {"gradient_accumulation_steps": accumulation, "weight_decay": 0.1, "warmup_steps": 2}
@@ -281,7 +281,7 @@ def test_training_probes_and_dev_evals_draw_other_rows_of_the_same_dataset(
 
 def test_a_loss_of_several_parts_is_logged_as_if_there_were_no_probes(make_static: MakeModel, tmp_path: Path) -> None:
     told = []
-    for name, strategy in ("probed", Frozen(**EVERY_STEP)), ("plain", Static()):
+    for name, strategy in ("probed", Frozen(**EVERY_STEP)), ("plain", Static(init=UNIFORM)):
         model = make_static()
         trainer = small_run(model, tmp_path / name, strategy, loss=InParts(info_nce(model)), logging_steps=3)
         told.append(losses(trainer))
@@ -292,7 +292,13 @@ def test_a_loss_of_several_parts_is_logged_as_if_there_were_no_probes(make_stati
 
 def test_without_inner_steps_there_is_no_influence(make_static: MakeModel, tmp_path: Path) -> None:
     strategy = InfDDS(
-        **EVERY_STEP, inner_steps=0, rule=PolicyGradient(step=1.0), shrink=False, gate=False, reptile=Reptile()
+        **EVERY_STEP,
+        init=PROPORTIONAL,
+        inner_steps=0,
+        rule=PolicyGradient(step=1.0),
+        shrink=False,
+        gate=False,
+        reptile=Reptile(),
     )
     trainer = small_run(make_static(), tmp_path, strategy)
     assert influences(trainer) == [{"near": 0.0, "far": 0.0}] * 5
@@ -630,7 +636,7 @@ def test_the_trace_tells_what_was_measured_and_what_came_of_it(make_static: Make
 
 
 def test_new_probabilities_hold_from_one_round_to_the_next(make_static: MakeModel, tmp_path: Path) -> None:
-    strategy = InfDDS(preset="thorough", update_every=3, warmup_steps=2, freeze_below=0.0)
+    strategy = InfDDS(init=PROPORTIONAL, preset="thorough", update_every=3, warmup_steps=2, freeze_below=0.0)
     trainer = small_run(make_static(), tmp_path, strategy, max_steps=12)
     told = {entry["step"]: {name: entry[f"sampling/{name}"] for name in pool()} for entry in logs(trainer)}
     in_force = pytest.approx({"near": 30 / 48, "far": 18 / 48})

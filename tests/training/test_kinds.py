@@ -62,7 +62,7 @@ def new_trainer(model: BaseModel, folder: Path, strategy: Any, **options: Any) -
 
 def test_a_run_with_frozen_logits_is_the_run_without_probes(make_model: MakeModel, tmp_path: Path) -> None:
     runs = []
-    for name, strategy in ("probed", Frozen(**EVERY_STEP, inner_steps=1)), ("plain", Static()):
+    for name, strategy in ("probed", Frozen(**EVERY_STEP, inner_steps=1)), ("plain", Static(init=UNIFORM)):
         trainer = new_trainer(make_model(), tmp_path / name, strategy, max_steps=4)
         start = {key: value.clone() for key, value in trainer.model.state_dict().items()}
         trainer.train()
@@ -253,7 +253,7 @@ class LivePeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_probes_of_an_adapter_need_memory_for_a_copy_of_the_adapter(tiny_bert_folder: Path, tmp_path: Path) -> None:
     peaks = []
     # Texts are equally long: probes draw further batches, which would need more or less than those of training.
-    for strategy in (Static(), Frozen(**EVERY_STEP)):
+    for strategy in (Static(init=UNIFORM), Frozen(**EVERY_STEP)):
         model = load_encoder(str(tiny_bert_folder), lora=LORA | {"rank": 64}, device="cpu")
         trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         trainer = new_trainer(model, tmp_path, strategy, train_dataset={"one": marked(1)}, max_steps=3)

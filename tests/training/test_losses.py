@@ -149,7 +149,7 @@ def test_probes_change_nothing_and_a_resumed_run_is_the_run(make_recipe: MakeRec
     probed = trainer_of(recipe, Frozen(**strategy), "probed")
     start = {name: value.clone() for name, value in probed.model.state_dict().items()}
     probed.train()
-    plain = trainer_of(recipe, Static(), "plain")
+    plain = trainer_of(recipe, Static(init=UNIFORM), "plain")
     plain.train()
     assert probed.probing is not None
     assert any(value != 0 for value in probed.probing.influence.values())

@@ -341,7 +341,7 @@ def test_the_saved_model_loads_without_us_and_its_card_lists_the_mixture(
     card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
     assert card.count("## Training mixture") == 1
     section = card.split("## Training mixture")[1]
-    assert "`Static`" in section
+    assert f"strategy {trainer.strategy.label};" in section
     header, rule, *table = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     assert header == ["dataset", "rows", "probability", "rows drawn"]
     assert len(rule) == len(header)
