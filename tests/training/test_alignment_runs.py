@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.influence import Alignment, Projection, info_nce_metric
-from mixfluence.policy import UNIFORM, Temperature
+from mixfluence.policy import UNIFORM
 from mixfluence.runs import read_trace
 from mixfluence.strategies import Static, Strategy
 from mixfluence.strategies.doge import DoGE
