@@ -212,8 +212,9 @@ class InLine(Measurement):
 
     A step of training costs nothing extra, so that a budget pays for several times as many measurements as with a
     `Probe`, and nothing has to be copied or rolled back. Datasets are measured as often as they are drawn: one with a
-    small weight rarely is. Prefer a `Probe` for the paper's method, for optimizers that are neither Adam nor SGD, or
-    if a window would be longer than the steps between two updates.
+    small weight rarely is. It was better than a `Probe` for a static encoder from a uniform start. Prefer a `Probe`
+    for transformers, other starts, the paper's method, optimizers that are neither Adam nor SGD, or if a window would
+    be longer than the steps between two updates.
 
     A window has three steps for each dataset, and at least 30. All its evaluations are on the same dev rows.
     """
