@@ -185,8 +185,8 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
     """Return the last part of each path, the last two if that is a mere seed, or all paths if two are equal."""
-    found = [path.resolve() for path in paths]
-    names = [f"{path.parent.name}/{path.name}" if path.name.isdigit() else path.name for path in found]
+    full = map(Path.resolve, paths)
+    names = [f"{path.parent.name}/{path.name}" if path.name.isdigit() else path.name for path in full]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
@@ -237,12 +237,9 @@ def _upgrade(recipe: dict[str, Any]) -> None:
         return
     if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
-    rule, probe, alignment = (strategy.get(key) or {} for key in ("rule", "probe", "alignment"))
-    dropped = [(strategy, "focus", 1.0), (strategy, "ridge", 1.0), (strategy, "subset_by", "random")]
-    dropped += [(rule, "optimizer", "adam"), (probe, "aggregate", "mean")]
-    dropped += [(alignment, "aggregate", "mean"), (alignment, "lookahead", False)]
-    for section, key, default in dropped:
-        if section.get(key) == default:
+    dropped = dict(focus=1.0, ridge=1.0, subset_by="random", optimizer="adam", aggregate="mean", lookahead=False)
+    for section in (strategy, *(strategy.get(key) or {} for key in ("rule", "probe", "alignment"))):
+        for key in [key for key, default in dropped.items() if section.get(key) == default]:
             del section[key]
 
 
