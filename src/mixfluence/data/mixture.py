@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from datasets import Dataset, DatasetDict
 
 from mixfluence.data.columns import ColumnMap
 from mixfluence.data.pairs import RecordReader, records_of
-from mixfluence.data.rows import Row, RowSet, convert_once, fingerprint
+from mixfluence.data.rows import ROWS_PER_BATCH, Row, RowSet, convert_once, fingerprint
 from mixfluence.data.source import EXAMPLES_SHOWN, MAX_DROPPED_SHARE
 from mixfluence.display import counted
 from mixfluence.errors import DataError
@@ -96,11 +97,11 @@ def without_overlap(
     forbidden = {_normalised(query) for queries in test_queries.values() for query in queries}
     kept, overlaps = dict(mixture), []
     for name, dataset in mixture.items() if forbidden else ():
-        anchors = dataset.rows["anchor"]
-        rows = [row for row, anchor in enumerate(anchors) if _normalised(anchor) in forbidden]
-        if not rows:
+        found = {row: anchor for row, anchor in enumerate(_anchors(dataset)) if _normalised(anchor) in forbidden}
+        if not found:
             continue
-        overlaps.append(Overlap(name, tuple(rows), tuple(anchors[row] for row in rows)))
+        rows = list(found)
+        overlaps.append(Overlap(name, tuple(rows), tuple(found.values())))
         if len(rows) == len(dataset) and rule == "drop":
             raise DataError(f"{name}: no rows left, every anchor is a test query")
         dropped = xxhash.xxh3_64_hexdigest(np.array(rows, np.int64).tobytes())
@@ -113,14 +114,20 @@ def without_overlap(
 
 def repeated_queries(mixture: Mixture, dev: Mapping[str, RowSet]) -> Iterator[str]:
     """Yield a sentence for each training set that has more than a few of the queries of a dev set."""
-    queries = {name: {_normalised(query) for query in rows.rows["anchor"]} for name, rows in dev.items()}
+    queries = {name: set(map(_normalised, _anchors(rows))) for name, rows in dev.items()}
     wanted = set().union(*queries.values())
     for dataset, rows in mixture.items() if wanted else ():
-        shared = wanted.intersection(map(_normalised, rows.rows["anchor"]))
+        shared = wanted.intersection(map(_normalised, _anchors(rows)))
         for name, own in queries.items():
             if (both := len(own & shared)) > MAX_DROPPED_SHARE * len(own):
                 found = f"{both:,} of its {len(own):,} queries are also in the training set {dataset}"
                 yield f"dev set {name}: {found}, so it does not show what helps with new ones"
+
+
+def _anchors(rows: RowSet) -> Iterator[str]:
+    # Reading batches is several times as fast as reading the column row by row.
+    batches = rows.rows.select_columns("anchor").iter(ROWS_PER_BATCH)
+    return chain.from_iterable(batch["anchor"] for batch in batches)
 
 
 def _normalised(text: str) -> str:
