@@ -2,6 +2,7 @@
 
 - Embeddings, losses and gradients are those of padded texts, for positions counted from 0 and from elsewhere.
 - All columns pass through the model at once, and so do several targets; a router for queries is padded.
+- Inputs that sentence-transformers flattened for flash attention give the loss of its own class.
 - A model whose attention cannot be kept within texts is padded, and refused where packing was asked for.
 - A packed run trains and probes as a padded run does, and leaves no trace in the saved model.
 - Full precision is padded on a GPU, whose kernel has none.
@@ -19,8 +20,16 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
-from transformers import MPNetConfig, MPNetModel, PreTrainedModel, RobertaConfig, RobertaModel
+from transformers import (
+    DataCollatorWithFlattening,
+    MPNetConfig,
+    MPNetModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from mixfluence import UNIFORM, InfDDS, Static, info_nce
 from mixfluence.errors import RecipeError
@@ -101,6 +110,17 @@ def test_all_columns_pass_at_once_and_without_padding(tiny_bert: SentenceTransfo
         info_nce(tiny_bert)(columns, None)
     texts = [text for column in rows.__getitems__(ROWS).columns.values() for text in column]
     assert seen == [sum(map(len, texts))]
+
+
+def test_inputs_that_the_model_flattened_give_the_stock_loss(tiny_bert: SentenceTransformer) -> None:
+    tiny_bert.eval()
+    flatten = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True, return_position_ids=True)
+    columns = []
+    for texts in ["w1 w2", "w3"], ["w1", "w4 w5 w6"], ["w7 w8", "w9"]:
+        inputs = flatten([{"input_ids": ids} for ids in tiny_bert.tokenizer(texts)["input_ids"]])
+        columns.append({name: value for name, value in inputs.items() if name != "labels"})
+    stock = MultipleNegativesRankingLoss(tiny_bert, scale=20)
+    torch.testing.assert_close(info_nce(tiny_bert, 0.05)(columns, None), stock(columns, None))
 
 
 def test_targets_pass_together_and_are_judged_apart(tiny_bert: SentenceTransformer) -> None:

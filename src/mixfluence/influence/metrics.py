@@ -279,8 +279,8 @@ def embed_columns(model: nn.Module, columns: Sequence[Features]) -> list[Tensor]
 
 
 def packed(column: Features) -> bool:
-    """Return whether the sequences of a column are packed without padding."""
-    return "cu_seq_lens_q" in column
+    """Return whether mixfluence packed the sequences of a column; flattened by sentence-transformers, they differ."""
+    return "cu_seq_lens_q" in column and "cu_seq_lens_k" not in column
 
 
 def _joinable(columns: Sequence[Features]) -> bool:
