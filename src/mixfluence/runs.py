@@ -39,8 +39,7 @@ MEASURE = "ndcg@10"
 REFERENCES = ("zero-shot", "bm25", "fusion")
 PARTS = ("training", "probing", "stages", "clustering", "selecting")
 _PART_OF = {"train": "training", "probe": "probing", "cluster": "clustering", "select": "selecting"}
-# Version 0.1.0 wrote format 1, which has neither "format" nor "kind".
-FORMAT = 2
+FORMAT = 2  # version 0.1.0 wrote format 1, which has neither "format" nor "kind"
 Kind = Literal["run", "stage", "test"]
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "run": ("versions", "device", "datasets", "tests", "selected_step", "seconds", "gpu_hours", "scores"),
@@ -123,8 +122,9 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Name of the first run, which stands for the group."""
-        return self.labels[0]
+        """The folder whose subfolders are the runs, as in a sweep, or else the name of the first run."""
+        folder, *others = {label.rpartition("/")[0] for label in self.labels}
+        return folder if folder and not others and len(self.labels) > 1 else self.labels[0]
 
     @property
     def recipe(self) -> Recipe:
@@ -184,10 +184,10 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, the last two if that is a mere seed, or all paths if two are equal."""
-    full = map(Path.resolve, paths)
-    names = [f"{path.parent.name}/{path.name}" if path.name.isdigit() else path.name for path in full]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+    """Return the last part of each path, the last two if it is a seed, or all paths if two could be confused."""
+    names = [f"{own.parent.name}/{own.name}" if own.name.isdigit() else own.name for own in map(Path.resolve, paths)]
+    distinct = len(set(names)) == len(names) and not {name.rpartition("/")[0] for name in names} & set(names)
+    return names if distinct else [str(path) for path in paths]
 
 
 def step_of(checkpoint: Path | str) -> int:

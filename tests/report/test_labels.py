@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,13 @@ def test_labels_tell_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert run_labels([Path("x/a"), Path("y/a")]) == ["x/a", "y/a"]
     assert run_labels([Path("runs/a"), Path("/sweep/uniform/0")]) == ["a", "uniform/0"]
     assert run_labels([Path("x/uniform/0"), Path("y/uniform/0")]) == ["x/uniform/0", "y/uniform/0"]
+    assert run_labels([Path("x/uniform/0"), Path("y/uniform")]) == ["x/uniform/0", "y/uniform"]
+
+
+def test_seeds_in_one_folder_have_its_name_together() -> None:
+    seeds = [replace(made_run("x", seed=seed), path=Path(f"runs/uniform/{seed}")) for seed in range(2)]
+    (sweep,) = group_by_seed(seeds)
+    assert (sweep.label, sweep.labels) == ("uniform", ("uniform/0", "uniform/1"))
+    assert group_by_seed(seeds[:1])[0].label == "uniform/0"
+    (named,) = group_by_seed([made_run("first", seed=0), made_run("second", seed=1)])
+    assert named.label == "first"

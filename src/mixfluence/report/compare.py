@@ -204,7 +204,7 @@ def _pair(comparison: Comparison, between: tuple[str, str] | None) -> tuple[int,
 def _position(groups: Sequence[Group], word: str) -> int:
     """Return the position of the group with a run of that name, or else the position that the word is."""
     for place, group in enumerate(groups):
-        if word in group.labels:
+        if word in (group.label, *group.labels):
             return place
     if word.isdecimal() and 1 <= int(word) <= len(groups):
         return int(word) - 1
