@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +20,6 @@ from mixfluence.data.beir import BeirSource
 from mixfluence.data.pydocs import PydocsSource
 from mixfluence.data.source import FileSource
 from mixfluence.errors import RecipeError
-from mixfluence.influence import InLine, Probe
 from mixfluence.policy import UNIFORM, Anchored, PolicyGradient, Temperature, Weights
 from mixfluence.recipe import ModelSection, Recipe
 from mixfluence.recipe_yaml import RECIPES, dump_recipe, find_recipe, load_recipe
@@ -297,26 +295,6 @@ def test_extending_replaces_datasets_and_what_has_another_name(tmp_path: Path) -
     recipe = extend(tmp_path, "strategy: {init: {weights: {numpy: 1, scipy: 2}}, rule: {name: anchored}}\n")
     assert isinstance(recipe.strategy, InfDDS)
     assert (recipe.strategy.init, recipe.strategy.rule) == (Weights({"numpy": 1.0, "scipy": 2.0}), Anchored())
-
-
-def test_keys_of_a_probe_follow_its_name(tmp_path: Path) -> None:
-    def probe(text: str, *overrides: str) -> Any:
-        (tmp_path / "parent.yaml").write_text(PARENT.replace("{batch_size: 16, dev_batch_size: 32}", text))
-        child = write(tmp_path, f"extends: {tmp_path}/parent.yaml\n{overrides[0]}")
-        return getattr(load_recipe(child, overrides[1:]).strategy, "probe", None)
-
-    # What is not named keeps the kind of measurement, whichever way it was written.
-    for written in ("in-line", "{name: in-line}"):
-        assert probe(written, "", "strategy.probe.dev_batch_size=64") == InLine(dev_batch_size=64)
-        assert probe(written, "strategy: {probe: {dev_batch_size: 64}}\n") == InLine(dev_batch_size=64)
-    for written in ("{state: inherited}", "{name: trial, state: inherited}"):
-        assert probe(written, "strategy: {probe: {name: trial, batch_size: 8}}\n") == Probe(
-            state="inherited", batch_size=8
-        )
-        assert probe(written, "", "strategy.probe.name=trial") == Probe(state="inherited")
-        # Another measurement has other keys.
-        assert probe(written, "", "strategy.probe.name=in-line") == InLine()
-        assert probe(written, "strategy: {probe: in-line}\n") == InLine()
 
 
 def test_an_override_of_a_name_leaves_no_keys_of_the_old_one(tmp_path: Path) -> None:

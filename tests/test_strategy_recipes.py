@@ -109,8 +109,6 @@ def test_a_key_of_a_nested_section_beats_only_that_key(tmp_path: Path) -> None:
     plain = built(tmp_path, "{name: inf-dds, preset: paper-mldr}")
     found = built(tmp_path, "{name: inf-dds, preset: paper-mldr, probe: {batch_size: 16}}")
     assert found.probe == plain.probe.model_copy(update={"batch_size": 16})
-    by_name = built(tmp_path, "{name: inf-dds, preset: paper-mldr, probe: {name: trial, batch_size: 16}}")
-    assert by_name.probe == found.probe
     assert found.model_dump(exclude={"probe"}) == plain.model_dump(exclude={"probe"})
     named = built(tmp_path, "{name: inf-dds, preset: paper, rule: {name: gradient, betas: [0.5, 0.9]}}")
     nameless = built(tmp_path, "{name: inf-dds, preset: paper, rule: {betas: [0.5, 0.9]}}")
@@ -321,8 +319,8 @@ def test_a_recipe_that_was_written_out_is_the_same_recipe(tmp_path: Path, strate
             "\n  name: inf-dds\n  init: {weights: {rule: much}}",
             r"recipe.yaml:11: strategy\.init\.weights\.rule: input should be a valid number, found 'much'$",
         ),
-        ("\n  name: inf-dds\n  probe:", r"recipe.yaml:11: strategy\.probe: expected a mapping, found None$"),
-        ("\n  name: inf-dds\n  probe: 3", r"recipe.yaml:11: strategy\.probe: expected a mapping, found 3$"),
+        ("\n  name: inf-dds\n  probe:", r"recipe.yaml:11: strategy\.probe: expected a mapping with keys such as "),
+        ("\n  name: inf-dds\n  probe: 3", r"recipe.yaml:11: strategy\.probe: expected a mapping with keys such as "),
         ("\n  name: static\n  gate: true", r"recipe.yaml:11: strategy: unknown key 'gate'"),
         ("inf-dss", r"recipe.yaml:9: strategy\.name: expected one of static, .*, found 'inf-dss'; .*'inf-dds'\?$"),
     ],

@@ -35,7 +35,7 @@ GROUPS = (
     ("Strategies", ("Strategy",)),
     ("Starting distributions", ("Temperature", "Weights", "UNIFORM")),
     ("Update rules", ("Fair", "Anchored", "PolicyGradient")),
-    ("Measuring influence", ("Probe", "InLine", "Reptile", "Alignment", "Metric")),
+    ("Measuring influence", ("Probe", "Reptile", "Alignment", "Metric")),
 )
 
 

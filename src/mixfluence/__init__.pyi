@@ -12,7 +12,6 @@ from .evaluation.retrieval import evaluate as evaluate
 from .evaluation.retrieval import evaluate_bm25 as evaluate_bm25
 from .experiment import run as run
 from .influence import Alignment as Alignment
-from .influence import InLine as InLine
 from .influence import Metric as Metric
 from .influence import Probe as Probe
 from .influence import Projection as Projection

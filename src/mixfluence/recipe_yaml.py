@@ -23,12 +23,10 @@ SECTIONS = {
 }
 DATASETS = {"train", "dev", "test"}
 # Sections whose keys depend on their name; of a model these, while lengths are the recipe's choice for any.
-NAMED = ["model"], ["strategy"], ["rule"], ["probe"]
-# Names that may be left out.
-UNNAMED = {"strategy": "static", "probe": "trial"}
+NAMED = ["model"], ["strategy"], ["rule"]
 OF_A_MODEL = {"pooling", "revision", "trust_remote_code"}
 # Sections that a bare word may stand for: the key whose value it is.
-BARE_VALUES = {"strategy": "name", "rule": "name", "probe": "name", "loss": "name", "reptile": "rate"}
+BARE_VALUES = {"strategy": "name", "rule": "name", "loss": "name", "reptile": "rate"}
 FLOAT = r"[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.?\d+[eE][-+]?\d+|\.\d+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
 
 
@@ -99,9 +97,9 @@ def load_recipe(
     """Read and validate a recipe, with overrides such as `training.steps=100`, whose values are YAML.
 
     `path` may be the name of a recipe that ships with the package. A recipe with `extends: NAME` inherits every key of
-    that recipe that it does not set itself. Keys of a strategy, rule, probe or model are not inherited by one of
-    another name; datasets and initial weights are replaced as a whole. `upgrade` changes the values of a recipe of an
-    earlier version in place.
+    that recipe that it does not set itself. Keys of a strategy, rule or model are not inherited by one of another
+    name; datasets and initial weights are replaced as a whole. `upgrade` changes the values of a recipe of an earlier
+    version in place.
     """
     path = find_recipe(str(path))
     data, tree = _read(path)
@@ -159,8 +157,8 @@ def _merged(inherited: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether a section names another strategy, rule, probe or model, whose keys are not the old ones."""
-    before = old.get("name", UNNAMED.get(key))
+    """Return whether a section names another strategy, rule or model, whose keys are not those of the old one."""
+    before = old.get("name", "static" if key == "strategy" else None)
     return "name" in new and new["name"] != before
 
 

@@ -22,8 +22,6 @@ else:
 # Messages in place of pydantic's that name types of Python, by the type of the error.
 EXPECTED = {
     "dict_type": "expected a mapping",
-    "model_attributes_type": "expected a mapping",
-    "union_tag_not_found": "expected a mapping",
     "path_type": "expected a path",
     "too_short": "expected {min_length} or more entries",
 }

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from mixfluence.data.mixture import Mixture
 from mixfluence.encoders import load_encoder
-from mixfluence.influence import InLine, Probe, Reptile, info_nce_metric
+from mixfluence.influence import Probe, Reptile, info_nce_metric
 from mixfluence.influence.snapshot import local
 from mixfluence.policy import UNIFORM, PolicyGradient
 from mixfluence.strategies import InfDDS
@@ -26,7 +26,7 @@ ROWS = 8
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": ["query", "value"]}
 # The step of the only checkpoint of runs that write one.
 CHECKPOINT = 4
-Processes = Literal["divided", "together", "in-line"]
+Processes = Literal["divided", "together"]
 
 
 class Record(TrainerCallback):
@@ -45,17 +45,6 @@ class Record(TrainerCallback):
         self.states.append([*(local(tensor).detach().clone() for tensor in tensors), torch.get_rng_state()])
 
 
-def measurement(processes: Processes) -> dict[str, Any]:
-    """Return the settings of the strategy that say what is measured, and when."""
-    metric = info_nce_metric(0.02)
-    if processes == "in-line":
-        return {"update_every": 30, "warmup_steps": 30, "probe": InLine(dev_batch_size=16, metric=metric)}
-    alone = processes == "divided"
-    probe = Probe(batch_size=4 if alone else None, dev_batch_size=16, metric=metric, processes=processes)
-    reptile = Reptile() if alone else None
-    return {"update_every": 2, "warmup_steps": 1, "inner_steps": 2, "probe": probe, "reptile": reptile}
-
-
 def main(
     model_folder: str,
     output: Path,
@@ -66,8 +55,7 @@ def main(
 ) -> MixtureMixin:
     """Train with eight rows a step over all processes, and leave weights and logits of each in the folder.
 
-    Probes `together` have the eight rows of a training step too, and the model does not follow them. `in-line`, the
-    steps of training are measured. With `adapter` a
+    Probes `together` have the eight rows of a training step too, and the model does not follow them. With `adapter` a
     LoRA adapter is trained, by a loss for each dataset. Other options are training arguments.
     """
     model: Any = load_encoder(model_folder, lora=LORA if adapter else None, device="cpu")
@@ -77,10 +65,23 @@ def main(
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     # Without clipping, whose threshold would act on each process's share of the gradient alike.
-    steps = 62 if processes == "in-line" else 6
-    args = arguments(output, **{"max_steps": steps, "learning_rate": 1e-3, "max_grad_norm": 0.0, **options})
+    args = arguments(output, **{"learning_rate": 1e-3, "max_grad_norm": 0.0, **options})
     args.per_device_train_batch_size = ROWS // args.world_size
-    strategy = InfDDS(init=UNIFORM, freeze_below=0.0, rule=PolicyGradient(step=0.2), **measurement(processes))
+    strategy = InfDDS(
+        init=UNIFORM,
+        update_every=2,
+        warmup_steps=1,
+        freeze_below=0.0,
+        inner_steps=2,
+        probe=Probe(
+            batch_size=4 if processes == "divided" else None,
+            dev_batch_size=16,
+            metric=info_nce_metric(0.02),
+            processes=processes,
+        ),
+        rule=PolicyGradient(step=0.2),
+        reptile=Reptile() if processes == "divided" else None,
+    )
     loss: Any = info_nce(model, 0.05, gather_across_devices=args.world_size > 1)
     # Three datasets, so that two processes have not the same number of them.
     datasets = Mixture({**pool(), "words": pool()["near"].select(range(10, 24))})

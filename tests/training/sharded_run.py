@@ -59,12 +59,6 @@ def main(model_folder: str, output: Path, killed_at: int = 0, adapter: bool = Fa
     return trainer.resumed is not None
 
 
-def main_in_line(model_folder: str, output: Path) -> None:
-    """Train with the steps of training measured."""
-    shard_on_cpu()
-    guided_run(model_folder, output, "in-line", **SHARDED)
-
-
 def train_and_resume(model_folder: str, output: Path) -> None:
     """Train, keep what was saved in the folder `whole`, and train again from the checkpoint."""
     assert not main(model_folder, output)

@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer import losses
 
 from mixfluence.data.retrieval import retrieval_from_texts
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import InLine, Probe, Reptile
+from mixfluence.influence import Probe, Reptile
 from mixfluence.strategies import STRATEGIES, Aioli, InfDDS, MultiDDS, Static, Strategy, TargetOnly
 from mixfluence.training.arguments import check_engine
 from mixfluence.training.losses import PackedMultipleNegativesRankingLoss, info_nce
@@ -296,8 +296,7 @@ TOGETHER = Probe(processes="together")
 
 def sharded(**changes: Any) -> Any:
     """Return what `check_engine` looks at of a trainer whose model is sharded."""
-    precision, version = changes.pop("mixed_precision", "bf16"), changes.pop("version", 2)
-    accelerator = SimpleNamespace(mixed_precision=precision, is_fsdp2=version == 2)
+    accelerator = SimpleNamespace(mixed_precision="bf16", is_fsdp2=changes.pop("version", 2) == 2)
     plain: dict[str, Any] = {"strategy": Static(), "packing": None, "compiled": False, "evaluator": None, "test": {}}
     given = plain | {"is_deepspeed_enabled": False, "is_fsdp_enabled": True, "args": SimpleNamespace(fsdp=True)}
     return SimpleNamespace(accelerator=accelerator, model=SimpleNamespace(), **given | changes)
@@ -315,7 +314,6 @@ def sharded(**changes: Any) -> Any:
         ({"strategy": InfDDS(probe=TOGETHER, reptile=Reptile())}, "reptile"),
         ({"strategy": InfDDS()}, "processes: divided"),
         ({"strategy": Aioli()}, "processes: divided"),
-        ({"strategy": InfDDS(probe=InLine())}, "in-line in bf16"),
         ({"is_fsdp_enabled": False}, "GPUs only"),
     ],
 )
@@ -325,11 +323,8 @@ def test_what_does_not_work_with_a_sharded_model_is_named(changes: dict[str, Any
     assert named in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "precision"),
-    [(Static(), "bf16"), (InfDDS(probe=TOGETHER), "bf16"), (InfDDS(probe=InLine()), "no")],
-)
-def test_a_sharded_model_is_not_packed(strategy: Any, precision: str) -> None:
-    trainer = sharded(strategy=strategy, mixed_precision=precision)
+@pytest.mark.parametrize("strategy", [Static(), InfDDS(probe=TOGETHER)])
+def test_a_sharded_model_is_not_packed(strategy: Any) -> None:
+    trainer = sharded(strategy=strategy)
     check_engine(trainer)
     assert trainer.packing is False

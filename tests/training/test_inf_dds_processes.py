@@ -3,7 +3,6 @@
 - All end with the same weights and the same logits, although each looks at the dev set for itself.
 - With a part of the batch each they train as one process with the whole batch does. They share out the three datasets
   to probe, of which a fourth process gets none, and find and follow what one process finds.
-- In line they measure what one process measures.
 - Together they probe as one process with the batch of all, negatives included, and each restores everything bitwise.
 """
 
@@ -22,7 +21,7 @@ from tests.training.runs import start_processes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "how"),
-    [(2, "divided"), (2, "together"), (2, "in-line"), pytest.param(4, "divided", marks=pytest.mark.soak)],
+    [(2, "divided"), (2, "together"), pytest.param(4, "divided", marks=pytest.mark.soak)],
 )
 def test_several_processes_probe_as_one_process_does(
     processes: int, how: Processes, tiny_bert_folder: Path, tmp_path: Path
@@ -44,7 +43,7 @@ def test_several_processes_probe_as_one_process_does(
         line["trained"] for line in traces[1] if "trained" in line
     ]
     rounds = [[line["update"] for line in trace if "update" in line] for trace in traces]
-    assert len(rounds[0]) == len(rounds[1]) == (2 if how == "in-line" else 3)
+    assert len(rounds[0]) == len(rounds[1]) == 3
     for one, two in zip(*rounds, strict=True):
         assert two["influence"] == pytest.approx(one["influence"], abs=1e-4)
         assert two["failed"] == one["failed"] == []

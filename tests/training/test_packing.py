@@ -5,7 +5,6 @@
 - Inputs that sentence-transformers flattened for flash attention give the loss of its own class.
 - A model whose attention cannot be kept within texts is padded, and refused where packing was asked for.
 - A packed run trains and probes as a padded run does, and leaves no trace in the saved model.
-- Full precision is padded on a GPU, whose kernel has none.
 - The kernel that does it on a GPU still has the signature it is called by.
 """
 
@@ -184,18 +183,6 @@ def test_a_packed_run_is_a_padded_run(strategy: type, tiny_bert_folder: Path, tm
     np.testing.assert_allclose(found[True][0], found[False][0], atol=2e-4)
     for packed, padded in zip(found[True][1], found[False][1], strict=True):
         np.testing.assert_allclose(list(packed.values()), list(padded.values()), rtol=0.05, atol=1e-4)
-
-
-@pytest.mark.parametrize("half", [True, False])
-def test_full_precision_is_padded_on_a_gpu(
-    half: bool, tiny_bert: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = mixture_rows(tiny_bert)
-    # All but the name of the device is that of the CPU.
-    monkeypatch.setattr(SentenceTransformer, "device", torch.device("cuda"))
-    monkeypatch.setattr("mixfluence.training.packing.send_to_device", lambda inputs, _: inputs)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: half)
-    assert (learn(tiny_bert, rows) is not None) == half
 
 
 def test_the_saved_model_knows_nothing_of_it(tiny_bert: SentenceTransformer, tmp_path: Path) -> None:

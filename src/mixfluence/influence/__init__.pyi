@@ -12,9 +12,7 @@ from .metrics import resolve_metric as resolve_metric
 from .metrics import soft_ndcg_metric as soft_ndcg_metric
 from .probe import Prober as Prober
 from .probe import relative_rate as relative_rate
-from .settings import PROBES as PROBES
 from .settings import Alignment as Alignment
-from .settings import InLine as InLine
 from .settings import Learner as Learner
 from .settings import Measurement as Measurement
 from .settings import Meter as Meter

@@ -24,8 +24,6 @@ class Influences:
         base: Mean metric on each dev set before any probe.
         gains: For each dev set an array of probed datasets x queries: the improvement of each query's metric.
         sign: 1 if a larger metric is better, -1 if a smaller one is.
-        noise: For each probed dataset the covariance, by the choice of the training batches, of its influences on the
-            targets, as distances from the mean over datasets; None if it is not known.
     """
 
     probed: NDArray[np.int64]
@@ -34,14 +32,12 @@ class Influences:
     base: Array
     gains: list[Array]
     sign: int = -1
-    noise: Array | None = None
 
     def of(self, targets: Iterable[str]) -> Influences:
         """Return the influences on some of the dev sets, in the given order."""
         places = [self.targets.index(target) for target in targets]
         names, gains = [self.targets[place] for place in places], [self.gains[place] for place in places]
-        noise = None if self.noise is None else self.noise[:, places][:, :, places]
-        return replace(self, targets=names, base=self.base[places], gains=gains, noise=noise)
+        return replace(self, targets=names, base=self.base[places], gains=gains)
 
     def on_targets(self) -> Array:
         """Return the influence of every probed dataset on every target."""
@@ -49,8 +45,7 @@ class Influences:
 
     def errors(self) -> Array:
         """Return the standard error of each influence on each target, as a distance from the mean over datasets."""
-        errors = self._dev_errors()
-        return errors if self.noise is None else np.sqrt(errors**2 + self.noise.diagonal(axis1=1, axis2=2))
+        return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
 
     def spread(self) -> float:
         """Return the standard deviation of the combined influences; 0 for fewer than two datasets."""
@@ -62,14 +57,8 @@ class Influences:
         As in the paper, targets with a large loss dominate. The error is that of the distance from the mean over
         datasets, from paired differences, so that the variance between queries that all datasets share cancels out.
         """
-        variance = (self._dev_errors() ** 2).sum(axis=1)
-        if self.noise is not None:
-            # Targets have rows of their own, and the training batches in common.
-            variance += self.noise.sum(axis=(1, 2))
-        return self.on_targets().mean(axis=1), np.sqrt(variance.clip(min=0)) / len(self.targets)
-
-    def _dev_errors(self) -> Array:
-        return np.stack([_contrast_errors(gain) for gain in self.gains], axis=1)
+        errors = np.sqrt((self.errors() ** 2).sum(axis=1)) / len(self.targets)
+        return self.on_targets().mean(axis=1), errors
 
 
 def gather(

@@ -96,8 +96,16 @@ class Prober(Meter):
                 finally:
                     optimizer.zero_grad()
 
+    @torch.no_grad()
     def _evaluate(self, dev: Sequence[DevBatch]) -> list[Tensor]:
-        return evaluate(self._learner, self._metric, dev)
+        self._learner.modules.eval()
+        # 0, or NaN if any parameter is NaN: the metric may not depend on the parameter that diverged.
+        health = 0 * torch.stack(torch._foreach_norm([local(parameter) for parameter in self._parameters])).sum()
+        if self._learner.world == 1:
+            health = self._learner.total(health)
+        values = self._metric.evaluate(self._learner.model, dev)
+        release(self._learner.model)
+        return [value + health for value in values]
 
     def _agreed(self, evals: list[Tensor]) -> list[Tensor]:
         return [self._learner.agree(values) for values in evals]
@@ -112,20 +120,6 @@ class Prober(Meter):
         if own:
             seen[rank::world] = torch.stack([torch.cat(evals) for evals in own]).to(seen)
         return [list(torch.split(row, queries)) for row in self._learner.total(seen)]
-
-
-@torch.no_grad()
-def evaluate(learner: Learner, metric: Metric, dev: Sequence[DevBatch]) -> list[Tensor]:
-    """Return the metric of every query of each target, in eval mode; NaN if any parameter is NaN."""
-    learner.modules.eval()
-    # 0, or NaN: the metric may not depend on the parameter that diverged.
-    parameters = [local(p) for group in learner.optimizer.param_groups for p in group["params"]]
-    health = 0 * torch.stack(torch._foreach_norm(parameters)).sum()
-    if learner.world == 1:
-        health = learner.total(health)
-    values = metric.evaluate(learner.model, dev)
-    release(learner.model)
-    return [value + health for value in values]
 
 
 def relative_rate(optimizer: Optimizer) -> float:

@@ -131,8 +131,6 @@ class Measurement(Section):
         metric: A name in `METRICS`, such as `info-nce` or `training-loss`, or a `Metric` of your own.
     """
 
-    # A budget that does not pay for so many rounds pays for more of them with fewer dev rows.
-    least_rounds: ClassVar[int] = 2
     batch_size: BatchSize | None = None
     dev_batch_size: BatchSize = 256
     metric: Annotated[Any, BeforeValidator(_known_metric)] = "info-nce"
@@ -141,10 +139,6 @@ class Measurement(Section):
     def alone(self) -> bool:
         """Whether each process measures datasets by itself, so that several can divide the datasets among them."""
         return False
-
-    def window(self, datasets: int) -> int:
-        """Return how many training steps before a round belong to it."""
-        return 0
 
     @abstractmethod
     def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
@@ -172,13 +166,11 @@ class Probe(Measurement):
         learning_rate: That of the schedule (`current`), or a number.
         snapshot: Where the parameters are copied to: the `device`, or the `cpu` if device memory is short.
         batch_size: Rows per step and process; the rows that a process has of a training batch if None.
-        name: `trial`; see `InLine` for the alternative.
         processes: Several processes divide the datasets (`divided`), each probing its own with the rows and negatives
             of one process; or probe every dataset `together`, with batches and negatives across processes as in
             training. `divided` is faster; sharded models need `together`.
     """
 
-    name: Literal["trial"] = "trial"
     state: Literal["inherited", "momentum-free"] = "momentum-free"
     dev_batch_size: BatchSize = 128
     learning_rate: Annotated[str | float, word_or_positive("current")] = "current"
@@ -205,45 +197,6 @@ class Probe(Measurement):
     def memory(self, reptile: Reptile | None) -> float:
         snapshot = 0.0 if self.snapshot == "cpu" else 3.0 if self.state == "inherited" else 1.0
         return snapshot + (1.0 if reptile else 0.0)
-
-
-class InLine(Measurement):
-    """Measure the training steps themselves: evaluate dev after each step of a window, and take momentum out.
-
-    A step of training costs nothing extra, so that a budget pays for several times as many measurements as with a
-    `Probe`, and nothing has to be copied or rolled back. Datasets are measured as often as they are drawn: one with a
-    small weight rarely is. It was better than a `Probe` for a static encoder from a uniform start. Prefer a `Probe`
-    for transformers, other starts, the paper's method, optimizers that are neither Adam nor SGD, or if a window would
-    be longer than the steps between two updates.
-
-    A window has three steps for each dataset, and at least 30. All its evaluations are on the same dev rows.
-    """
-
-    least_rounds = 4
-    name: Literal["in-line"] = "in-line"
-    batch_size: None = None
-    dev_batch_size: BatchSize = 128
-
-    def window(self, datasets: int) -> int:
-        return max(30, 3 * datasets)
-
-    def meter(self, learner: Learner, metric: Metric, reptile: Reptile | None) -> Meter:
-        from mixfluence.influence.in_line import StepMeter
-
-        if reptile is not None:
-            raise RecipeError("reptile: follows probes, and in-line measurements have none")
-        return StepMeter(learner, metric)
-
-    def round_cost(self, datasets: int, batch: float, steps: int, dev: float, processes: int) -> float:
-        """An evaluation after every step; fewer dev rows than a batch count as one, as for a `Probe`."""
-        return self.window(datasets) * max(batch, dev) * FORWARD
-
-    def memory(self, reptile: Reptile | None) -> float:
-        return 0.0
-
-
-# Names as recipes spell them.
-PROBES: dict[str, type[Measurement]] = {"trial": Probe, "in-line": InLine}
 
 
 class Alignment(Measurement):

@@ -223,10 +223,6 @@ class Strategy(Section):
         """
         return False
 
-    def steps_to_round(self, step: int) -> float:
-        """Return how many steps after this one the next round is due: 0 for now, infinite if it is not known."""
-        return inf
-
     def measuring_limit(self, steps: int) -> float:
         """Return the most that measuring should cost in a run of so many steps, in training steps."""
         return inf

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from mixfluence.errors import RecipeError
-from mixfluence.influence import PROBES, InLine, Probe, Probing, Reptile
+from mixfluence.influence import Probe, Probing, Reptile
 from mixfluence.policy import RULES, Evidence, Fair, Guards, Rule
 from mixfluence.schema import BatchSize, NonNegative, Positive, Share, registered
 from mixfluence.strategies.logits import LogitStrategy
@@ -27,7 +26,7 @@ _PAPER: dict[str, Any] = {
     "freeze_below": 0.0,
     "floor": 0.0,
 }
-_PROBE: dict[str, Any] = {"name": "trial", "state": "inherited", "learning_rate": "current"}
+_PROBE: dict[str, Any] = {"state": "inherited", "learning_rate": "current"}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": _PAPER
     | {"update_every": 50, "warmup_steps": 50, "probe": _PROBE | {"batch_size": 256, "dev_batch_size": 256}},
@@ -41,11 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"rule": {"name": "gradient", "step": 0.2}}
     | {"probe": _PROBE | {"batch_size": 4, "dev_batch_size": 32, "metric": "info-nce-hard"}},
     # Our defaults before version 0.2: 0.3 points ahead of those of now, at 1.6 times a static run instead of 1.25.
-    "thorough": {
-        "inner_steps": 3,
-        "update_every": 50,
-        "probe": {"name": "trial", "state": "inherited", "dev_batch_size": 256},
-    },
+    "thorough": {"inner_steps": 3, "update_every": 50, "probe": {"state": "inherited", "dev_batch_size": 256}},
 }
 
 
@@ -73,7 +68,7 @@ class InfDDS(LogitStrategy):
         update_every: Steps between updates, K of the paper. If it is given without a `budget`, there is no budget.
         inner_steps: Steps of a probe, l of the paper.
         subset: Probe this many datasets, chosen at random each time, instead of all.
-        probe: How datasets are measured: by a `Probe`, or `in-line` by the steps of training (see `InLine`).
+        probe: How datasets are probed and measured.
         rule: How influences move logits.
         reptile: Let the model follow its probes; None (`off`) to roll back exactly.
         shrink: Shrink influences by their standard errors.
@@ -90,9 +85,7 @@ class InfDDS(LogitStrategy):
     budget: Positive | None = 0.25
     inner_steps: Annotated[int, Field(ge=0, le=1000)] = 1
     subset: BatchSize | None = None
-    probe: Annotated[Probe | InLine, registered(PROBES, default="trial")] = Field(
-        default_factory=Probe, discriminator="name"
-    )
+    probe: Probe = Field(default_factory=Probe)
     rule: Annotated[SerializeAsAny[Rule], registered(RULES)] = Field(default_factory=Fair)
     reptile: Annotated[Reptile | None, BeforeValidator(_reptile)] = None
     shrink: bool = True
@@ -119,14 +112,6 @@ class InfDDS(LogitStrategy):
             raise ValueError("guard: needs reptile: off, or the model would follow probes that harm a guard")
         return self
 
-    @model_validator(mode="after")
-    def _no_trials_in_line(self) -> Self:
-        trials = {"inner_steps": self.inner_steps != 1, "subset": self.subset, "reptile": self.reptile}
-        if isinstance(self.probe, InLine) and any(trials.values()):
-            key = next(name for name, given in trials.items() if given)
-            raise ValueError(f"{key}: in-line measurements take no trial steps; leave it out, or use another probe")
-        return self
-
     @property
     def guards(self) -> Mapping[str, float]:
         return self.guard
@@ -137,9 +122,6 @@ class InfDDS(LogitStrategy):
 
     def start(self, sizes: Mapping[str, int]) -> None:
         super().start(sizes)
-        if self.budget is None and self.update_every < self._window:
-            needed = f"in-line measurements need {self._window} steps"
-            raise RecipeError(f"update_every: {needed}, found {self.update_every}")
         self.rule.start(self._logits)
         self._evidence = Evidence(shrink=self.shrink, gate=self.gate)
         # The logits of the rule, before guards change them.

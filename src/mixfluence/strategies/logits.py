@@ -16,7 +16,8 @@ from mixfluence.strategies.base import Strategy
 if TYPE_CHECKING:
     from mixfluence.influence import RoundCost
 
-# Rounds measure fewer rows of a target if a budget is small, down to this many.
+# To fit so many rounds into a budget, each measures fewer rows of a target, down to this many.
+LEAST_ROUNDS = 2
 LEAST_ROWS = 16
 
 
@@ -26,11 +27,11 @@ class LogitStrategy(Strategy):
     Attributes:
         init: The initial distribution.
         update_every: Steps between updates.
-        warmup_steps: Steps before the first update; in-line, at least those of a window.
+        warmup_steps: Steps before the first update.
         budget: Most time for measuring, as a fraction of the training time; None for no limit. Updates are then
             fewer and further apart the later they are, because early ones act on more of the run, and at least
-            `update_every` steps apart. If not even two fit (four in-line), they measure fewer dev rows, down to 16 of
-            each target. At least one takes place; `plan` warns if it exceeds the budget.
+            `update_every` steps apart. If not even two fit, they measure fewer dev rows, down to 16 of each target. At
+            least one takes place; `plan` warns if it exceeds the budget.
         freeze_below: No update while the learning rate is below this part of its maximum.
         floor: Least probability of any dataset.
     """
@@ -54,8 +55,6 @@ class LogitStrategy(Strategy):
         # Where a budget puts the rounds, and the end of the run; None for fixed intervals.
         self._rounds_at: list[int] | None = None
         self._step = 0
-        # Training steps that belong to a round.
-        self._window = self.probing.method.window(len(self.candidates())) if self.probing else 0
         self.weights()  # raises an error for an impossible floor
 
     def weights(self, progress: float = 0.0) -> Vector:
@@ -68,25 +67,23 @@ class LogitStrategy(Strategy):
         rows = super().space_rounds(cost, steps)
         if self.budget is None:
             return rows
-        assert self.probing is not None
-        limit, method = self.measuring_limit(steps), self.probing.method
-        while (allowed := int(limit / cost(rows))) < method.least_rounds and rows > LEAST_ROWS:
+        limit = self.measuring_limit(steps)
+        while (allowed := int(limit / cost(rows))) < LEAST_ROUNDS and rows > LEAST_ROWS:
             rows = max(LEAST_ROWS, rows // 2)
         # Linear decay reaches `freeze_below` at about this step.
         end = int((1 - self.freeze_below) * steps)
-        first, count = max(1, self.warmup_steps, self._window), max(1, allowed)
-        self._rounds_at = [*growing_intervals(first, end, count, least=max(self.update_every, self._window)), steps]
+        first, count = max(1, self.warmup_steps), max(1, allowed)
+        self._rounds_at = [*growing_intervals(first, end, count, least=self.update_every), steps]
         return rows
 
     def due(self, step: int, relative_rate: float) -> bool:
         self._step = step
-        return self.steps_to_round(step) == 0 and relative_rate >= self.freeze_below
-
-    def steps_to_round(self, step: int) -> float:
-        if self._rounds_at is not None:
-            return next((at - step for at in self._rounds_at[:-1] if at >= step), inf)
-        first = max(self.warmup_steps or self.update_every, self._window)
-        return first - step if step < first else (first - step) % self.update_every
+        if self._rounds_at is None:
+            first = self.warmup_steps or self.update_every
+            on_time = step >= first and (step - first) % self.update_every == 0
+        else:
+            on_time = step in self._rounds_at[:-1]
+        return on_time and relative_rate >= self.freeze_below
 
     def steps_to_next_round(self) -> int:
         """Return how many steps will be trained with the weights of a round that was due."""

@@ -17,7 +17,7 @@ from mixfluence.data.mixture import Mixture, text_columns
 from mixfluence.data.retrieval import RetrievalSet, retrieval_from_rows
 from mixfluence.data.rows import RowSet
 from mixfluence.errors import DataError, RecipeError
-from mixfluence.influence import Alignment, InLine
+from mixfluence.influence import Alignment
 from mixfluence.schema import short, unknown_key
 from mixfluence.strategies import STRATEGIES, Static, Strategy
 from mixfluence.training.losses import LABELLED, TAUGHT, GroupLoss, has_part
@@ -59,7 +59,6 @@ def check_engine(trainer: MixtureMixin) -> None:
     probing = trainer.strategy.probing
     if probing and trainer.accelerator.mixed_precision not in {"no", "bf16"}:
         raise RecipeError("fp16: not supported with probes, which would change its loss scale; use bf16 or fp32")
-    in_line = probing and isinstance(probing.method, InLine)
     if not trainer.is_fsdp_enabled:
         if trainer.args.fsdp:
             raise RecipeError("fsdp: the trainer library shards models on GPUs only")
@@ -72,8 +71,6 @@ def check_engine(trainer: MixtureMixin) -> None:
         "gradient alignment; use inf-dds": probing and isinstance(probing.method, Alignment),
         "strategy.reptile; set it to off": probing and probing.reptile,
         "strategy.probe.processes: divided; set it to together": probing and probing.method.alone,
-        # It gathers parameters in bf16, which hides what a single step changes.
-        "strategy.probe: in-line in bf16; train in fp32": in_line and trainer.accelerator.mixed_precision != "no",
     }
     for what, found in unsupported.items():
         if found:

@@ -62,8 +62,6 @@ class MixtureCallback(TrainerCallback):
         self._limit: int | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._trainer.resumed:
-            _follow_schedule(self._trainer)
         if self._trainer.probing:
             self._trainer.probing.start()
             _warn_without_rounds(self._trainer)
@@ -77,6 +75,7 @@ class MixtureCallback(TrainerCallback):
         if saved:
             # The Trainer would keep the intervals of the checkpoint.
             state.compute_steps(args, state.max_steps)
+            _follow_schedule(self._trainer)
             # It would start the sum of losses since the last log at 0.
             losses = saved["unlogged"]["losses"]
             same = len(losses) == args.world_size
@@ -103,10 +102,6 @@ class MixtureCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_substep_end(args, state, control)
-        if self._trainer.probing:
-            # The last step of an epoch may have fewer batches than the others.
-            trained = self._unwritten[-self._trainer.current_gradient_accumulation_steps :]
-            self._trainer.probing.follow([dataset for dataset, _ in trained])
         if self._trainer.probing and self._trainer.probing.due:
             self._write_trained(state, {})
             update = self._trainer.probing.update()

@@ -97,8 +97,6 @@ def learn_packing(
         with preserve_rng_and_modes(model), torch.no_grad(), precision:
             model.eval()
             rounded = torch.is_autocast_enabled(model.device.type) or model.dtype in (torch.float16, torch.bfloat16)
-            if model.device.type == "cuda" and not rounded:
-                raise ValueError("the kernel has no float32, and gradients may be too small for its float16")
             padded, *packed = map(embed, (TokenLayout.features, *(packing.features for packing in candidates)))
             distances = [1 - float(F.cosine_similarity(own, padded).min()) for own in packed]
     except (RuntimeError, TypeError, ValueError) as error:
@@ -173,10 +171,6 @@ def packed_attention(
 
 def _flash(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: float | None) -> Tensor:
     q, k, v = (head.squeeze(0).transpose(0, 1) for head in heads)
-    single = q.dtype == torch.float32
-    if single:
-        # Only where dev sets are evaluated in line; float16 rounds as TF32 does.
-        q, k, v = q.half(), k.half(), v.half()
     # Torch's public `varlen_attn` is this kernel without dropout.
     forward = torch.ops.aten._flash_attention_forward
     sizes = bounds, bounds, sight.longest, sight.longest
@@ -186,7 +180,7 @@ def _flash(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: fl
         side = sight.window - 1
         causal, window = False, {"window_size_left": side, "window_size_right": 0 if sight.causal else side}
     output: Tensor = forward(q, k, v, *sizes, dropout, causal, False, scale=scale, **window)[0]
-    return output.float() if single else output
+    return output
 
 
 def _masked(heads: Heads, bounds: Tensor, sight: Sight, dropout: float, scale: float | None) -> Tensor:

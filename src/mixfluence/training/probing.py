@@ -104,9 +104,6 @@ class ProbeRunner:
         if self._strategy.guards and not self._trainer.resumed:
             self._strategy.update(self._measure([], lambda _: (), self._open_dev()))
 
-    def follow(self, datasets: Sequence[int]) -> None:
-        """Note that a step has trained on batches of these datasets; rounds of trial steps need not know."""
-
     def update(self) -> dict[str, Any]:
         """Run a round, update the strategy with it, and return what the trace says about it."""
         started = self._now()
@@ -150,18 +147,13 @@ class ProbeRunner:
         return influences
 
     def _measure(self, chosen: Sequence[int], batches: Batches, dev: Sequence[RowStream]) -> Influences:
-        seed = mix(self._seed, DROPOUT, self._rounds) >> 1
-        with self._aside():
-            return self._meter.measure(chosen, batches, self._dev_batches(dev), seed=seed, spread=self._spread)
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Keep what is computed apart from training, besides what meters restore themselves."""
         # The Trainer sums up the components of a loss whenever it is computed.
         components = copy.deepcopy(self._trainer.accum_loss_components)
+        seed = mix(self._seed, DROPOUT, self._rounds) >> 1
         with self._learner.detached():
-            yield
+            found = self._meter.measure(chosen, batches, self._dev_batches(dev), seed=seed, spread=self._spread)
         self._trainer.accum_loss_components = components
+        return found
 
     def _open(self, datasets: Mapping[str, TokenisedRows], negatives: Mapping[str, int], use: int) -> list[RowStream]:
         return [

@@ -29,7 +29,6 @@ from mixfluence.display import largest
 from mixfluence.embedding import shape_free_attention
 from mixfluence.errors import RecipeError
 from mixfluence.files import locked
-from mixfluence.influence import InLine
 from mixfluence.runs import TRACE_FILE
 from mixfluence.strategies import Strategy
 from mixfluence.training import arguments, checkpoints
@@ -45,7 +44,6 @@ from mixfluence.training.batches import (
 from mixfluence.training.callback import MixtureCallback, refuse_not_finite
 from mixfluence.training.folder import list_mixture
 from mixfluence.training.graphs import CudaGraphs, compile_encoder, graph_encoder
-from mixfluence.training.in_line import InLineRunner
 from mixfluence.training.losses import GUIDED, check_rows, has_part, info_nce
 from mixfluence.training.packing import Packing, learn_packing, preserve_forward
 from mixfluence.training.probing import ProbeRunner
@@ -166,9 +164,7 @@ class MixtureMixin(ShardedMixin):
             check_rows(self.loss[name] if isinstance(self.loss, dict) else self.loss, name, own, negatives[name])
         self.sampler = build_sampler(self.args, self.strategy, tokenised, self.batch_sizes, negatives, parts)
         if self.dev and self.strategy.probing:
-            in_line = isinstance(self.strategy.probing.method, InLine)
-            runner = InLineRunner if in_line else ProbeRunner
-            self.probing = runner(self, self._tokenise(self.dev), negatives, prepare)
+            self.probing = ProbeRunner(self, self._tokenise(self.dev), negatives, prepare)
         if self.resumed:
             with checkpoints.valid_state(self.args.output_dir):
                 self.sampler.load_state_dict(self.resumed["sampler"])
