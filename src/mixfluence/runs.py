@@ -31,8 +31,7 @@ RECIPE_FILE, RECORD_FILE, WEIGHTS_FILE = "recipe.yaml", "record.json", "weights.
 TRACE_FILE, OVERLAP_FILE = "trace.jsonl", "overlap.jsonl"
 MODEL_FOLDER, STAGES_FOLDER, EVAL_FOLDER, CHECKPOINTS_FOLDER = "model", "stages", "eval", "checkpoints"
 DEV_FOLDER, REFERENCES_FOLDER = "dev", "references"
-# Written last: a checkpoint without it is incomplete.
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FILE = "manifest.json"  # written last: a checkpoint without it is incomplete
 
 MEASURE = "ndcg@10"
 # Tested beside a run: the untrained model, BM25, and the rank fusion of BM25 with the trained model.
@@ -238,6 +237,7 @@ def _upgrade(recipe: dict[str, Any]) -> None:
     if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
     dropped = dict(focus=1.0, ridge=1.0, subset_by="random", optimizer="adam", aggregate="mean", lookahead=False)
+    dropped["name"] = "trial"
     for section in (strategy, *(strategy.get(key) or {} for key in ("rule", "probe", "alignment"))):
         for key in [key for key, default in dropped.items() if section.get(key) == default]:
             del section[key]

@@ -196,28 +196,26 @@ def test_a_bad_document_is_named_by_its_line(tmp_path: Path, lines: str, message
         pairs(path, "crop")
 
 
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([{"query": "a", "document": "0"}, {"query": "b", "document": "1"}], r"q\.jsonl: .*'a'.*'doc_id'"),
-        ([{"query": "a", "doc_id": "0"}], r"q\.jsonl: .*found 1"),
-    ],
-)
-def test_labelled_queries_that_name_no_text_or_are_too_few_are_refused(
-    tmp_path: Path, records: list[dict[str, str]], message: str
-) -> None:
-    documents = write(
-        tmp_path / "docs.jsonl", [{"_id": str(number), "text": f"{number} {BODY}"} for number in range(2)]
+def test_labelled_queries_that_name_no_text_are_refused(corpus: Path, tmp_path: Path) -> None:
+    queries = write(
+        tmp_path / "q.jsonl", [{"query": name, "document": f"d{number}"} for number, name in enumerate("abcd")]
     )
-    queries = write(tmp_path / "q.jsonl", records)
-    with pytest.raises(DataError, match=message):
-        pairs(documents, "queries", queries=queries)
+    with pytest.raises(DataError, match=r"q\.jsonl: .*'a'.*'doc_id'"):
+        pairs(corpus, "queries", queries=queries)
 
 
 def test_an_unknown_document_is_named_by_the_line_of_its_query(corpus: Path, tmp_path: Path) -> None:
     queries = write(tmp_path / "q.jsonl", [{"query": "a", "doc_id": "d1"}, {"query": "b", "doc_id": "gone"}])
     with pytest.raises(DataError, match=r"q\.jsonl:2: found 'gone' as 'doc_id'"):
         pairs(corpus, "queries", queries=queries)
+
+
+def test_labelled_queries_that_are_too_few_to_be_halved_are_refused(corpus: Path, tmp_path: Path) -> None:
+    queries = write(tmp_path / "q.jsonl", [{"query": f"q{n}", "doc_id": f"d{n}"} for n in range(3)])
+    for split in "dev", "test":
+        with pytest.raises(DataError, match=r"q\.jsonl: expected at least 4 labelled queries.*found 3"):
+            pairs(corpus, "queries", split, queries=queries)
+    assert len(pairs(corpus, "queries", "all", queries=queries)) == 3
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_folders_of_version_0_1_0_are_read(old: Path, capsys: pytest.CaptureFixt
         ({"name": "inf-dds", "subset": 3, "subset_by": "random"}, True),
         ({"name": "inf-dds", "subset": 3, "subset_by": "need"}, False),
         ({"name": "doge", "alignment": {"lookahead": False}}, True),
+        ({"name": "inf-dds", "probe": {"name": "trial", "batch_size": 8}}, True),
         ({"name": "multidds", "alignment": {"lookahead": True}}, False),
         ({"name": "inf-dds", "rule": {"name": "mirror", "step": 0.3}}, False),
     ],

@@ -11,7 +11,17 @@ import typer
 from rich.live import Live
 from typer import Argument, Option
 
-from mixfluence.cli.terminal import Measure, OutputFile, errors, output, print_line, read_recipe, show_log, writing
+from mixfluence.cli.terminal import (
+    Measure,
+    OutputFile,
+    errors,
+    note,
+    output,
+    print_line,
+    read_recipe,
+    show_log,
+    writing,
+)
 from mixfluence.display import printable
 from mixfluence.errors import DataError, RecipeError
 from mixfluence.files import write_text
@@ -77,6 +87,7 @@ def evaluate(
         # Other models have no such revision.
         revision = parsed.model.revision if path == parsed.model.name else None
         saved = {"name": path, "revision": revision, "trust_remote_code": trust, "lora": None}
+        note(f"scoring {label}")
         model = build_model(parsed.model.model_copy(update=saved))
         folder = to / label.replace("/", "-") / EVAL_FOLDER if to else None
         rows[label] = evaluate_tasks(model, tasks, parsed, folder, show_progress=errors.is_terminal)
