@@ -82,8 +82,10 @@ class RowStream:
     """A dataset as an endless sequence of batches in which no text answers two queries.
 
     A row conflicts with a batch if its anchor or positive is already in it, or if one of its negatives is another
-    row's anchor or positive. Conflicting rows wait for a later batch; when too many wait, the batch stays short.
-    `text_keys` returns, for rows, one key per text: anchor, positive, then negatives.
+    row's anchor or positive. Conflicting rows wait for a later batch. A row that still waits when its turn comes again
+    loses that turn, so the rows of a text that answers too many queries are drawn less often than others; otherwise
+    they would pile up, until no batch has other rows. `text_keys` returns, for rows, one key per text: anchor,
+    positive, then negatives.
     """
 
     def __init__(self, size: int, text_keys: TextKeys, key: int) -> None:
@@ -99,7 +101,7 @@ class RowStream:
         rows = self._take(count)
         if surplus := len(rows) % multiple if len(rows) >= multiple else 0:
             position, waiting = self.state
-            self.state = StreamState(position, (*rows[len(rows) - surplus :].tolist(), *waiting))
+            self.state = StreamState(position, _each_once((*rows[len(rows) - surplus :].tolist(), *waiting)))
             rows = rows[: len(rows) - surplus]
         return rows
 
@@ -118,13 +120,13 @@ class RowStream:
         batch = Batch(count)
         position, waiting = self.state
         rest = batch.add(np.array(waiting, np.int64), self._text_keys(np.array(waiting, np.int64)))
-        patience = max(4 * count, min(self.size, LOOKAHEAD))
+        patience = len(batch.postponed) + max(4 * count, min(self.size, LOOKAHEAD))
         while len(batch.rows) < count and len(batch.postponed) < patience:
             wanted = _rows_to_read(count, len(batch.rows))
             candidates = self._shuffled(position, wanted)
             # Rows left over when the batch is full are read again later instead of waiting.
             position += wanted - len(batch.add(candidates, self._text_keys(candidates)))
-        self.state = StreamState(position, (*batch.postponed, *rest))
+        self.state = StreamState(position, _each_once((*batch.postponed, *rest))[:LOOKAHEAD])
         return np.array(batch.rows, np.int64)
 
     def _shuffled(self, start: int, count: int) -> Rows:
@@ -170,7 +172,9 @@ class PartStream(RowStream):
             more = _rows_to_read(count, 0)
             rows = np.concatenate([rows, self._shuffled(position, more)])
             position += more
-        self.state = StreamState(position, tuple(np.delete(rows, batch.rows).tolist()))
+        # The rows of a part that cannot fill a batch lose their turn, or it would stay the largest for ever.
+        used = batch.rows if len(batch.rows) == count else places
+        self.state = StreamState(position, tuple(np.delete(rows, used).tolist()))
         return rows[batch.rows]
 
 
@@ -203,6 +207,11 @@ def shard(rows: Rows, rank: int, world: int) -> Rows:
     """Return the rows of a batch that one process trains on."""
     # With fewer rows than processes, some processes get the same row: each needs one.
     return (rows if len(rows) >= world else np.resize(rows, world))[rank::world]
+
+
+def _each_once(rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rows in their order, those that occur again left out."""
+    return tuple(dict.fromkeys(rows))
 
 
 def _any_conflict(keys: NDArray[np.uint64]) -> bool:
