@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
@@ -72,7 +73,9 @@ class LogitStrategy(Strategy):
             rows = max(LEAST_ROWS, rows // 2)
         # Linear decay reaches `freeze_below` at about this step.
         end = int((1 - self.freeze_below) * steps)
-        first, count = max(1, self.warmup_steps), max(1, allowed)
+        first = max(1, self.warmup_steps)
+        most = 1 + max(0, end - first) // self.update_every
+        count = max(1, min(allowed, most))
         self._rounds_at = [*growing_intervals(first, end, count, least=self.update_every), steps]
         return rows
 
@@ -82,7 +85,8 @@ class LogitStrategy(Strategy):
             first = self.warmup_steps or self.update_every
             on_time = step >= first and (step - first) % self.update_every == 0
         else:
-            on_time = step in self._rounds_at[:-1]
+            place = bisect_left(self._rounds_at, step)
+            on_time = place < len(self._rounds_at) - 1 and self._rounds_at[place] == step
         return on_time and relative_rate >= self.freeze_below
 
     def steps_to_next_round(self) -> int:
