@@ -158,6 +158,14 @@ def test_the_gradients_of_several_batches_are_summed() -> None:
     assert values(together) == pytest.approx([0.7, 0.7, 0.1], abs=1e-6)
 
 
+def test_batches_of_one_target_are_one_target() -> None:
+    rows = [[(3.0, 4.0)], [(-1.0, 0.0)]]
+    apart = [target("east", (3.0, 0.0)), target("east", (-1.0, 0.0)), TARGETS[1]]
+    whole, parts = (align(LineLearner(1.0, 10.0), rows, dev) for dev in (TARGETS, apart))
+    assert values(parts) == pytest.approx(values(whole))
+    assert (parts.targets, parts.base.tolist()) == (whole.targets, whole.base.tolist())
+
+
 @pytest.mark.parametrize("score", ["cosine", "projection"])
 def test_a_metric_that_is_to_rise_turns_every_sign(score: Score) -> None:
     rows = [[(3.0, 4.0)], [(-1.0, 0.0)]]

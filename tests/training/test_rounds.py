@@ -1,12 +1,18 @@
-"""A run that is too short for a round of measurements says so before it starts; one that has a round does not."""
+"""Rounds of measurements in runs.
+
+- A run that is too short for a round says so before it starts; one that has a round does not.
+- A dev set whose queries have few answers is measured in several batches, so that all rows asked for count.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from mixfluence.policy import UNIFORM
@@ -49,3 +55,31 @@ def test_a_run_without_a_round_warns(
     warned = [record.getMessage() for record in caplog.records if "no round" in record.getMessage()]
     assert len(warned) == (rounds == 0)
     assert all(named in message for message in warned)
+
+
+@pytest.mark.parametrize("strategy", [InfDDS(**OFTEN), MultiDDS(**OFTEN)], ids=["probes", "gradients"])
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        pytest.param({"anchor": 60, "positive": 60}, 60, id="own answers"),
+        pytest.param({"anchor": 60, "positive": 5}, 60, id="five answers"),
+        pytest.param({"anchor": 7, "positive": 60}, 56, id="seven queries"),
+        pytest.param({"anchor": 60, "positive": 45}, 45, id="a few equal answers"),
+    ],
+)
+def test_queries_with_few_answers_are_measured_in_several_batches(
+    columns: dict[str, int],
+    rows: int,
+    strategy: Strategy,
+    make_static: Callable[[], SentenceTransformer],
+    tmp_path: Path,
+) -> None:
+    texts = {name: [f"w{row % count} {name}" for row in range(60)] for name, count in columns.items()}
+    dev = {"dev": Dataset.from_dict(texts)}
+    trainer = build(make_static(), arguments(tmp_path), strategy=strategy, dev_dataset=dev)
+    trainer.train()
+    updates = [line["update"] for line in read_trace(tmp_path / "trace.jsonl") if "update" in line]
+    assert updates
+    for update in updates:
+        assert math.isfinite(update["dev"]["dev"])
+        assert update["rows"] == {"dev": rows if isinstance(strategy, InfDDS) else 1}

@@ -150,6 +150,11 @@ class TokenisedRows:
         return len(np.unique(self._passage_keys[self._starts[:-1]]))
 
     @cached_property
+    def largest_batch(self) -> int:
+        """How many rows there are of which no two share a query or a positive, at most."""
+        return min(self.distinct_positives, len(np.unique(self._anchor_keys)))
+
+    @cached_property
     def least_negatives(self) -> int:
         return int(np.diff(self._starts).min()) - 1
 

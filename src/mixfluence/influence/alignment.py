@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences
-from mixfluence.influence.metrics import DevBatch, Metric
+from mixfluence.influence.metrics import DevBatch, Metric, targets_of
 from mixfluence.influence.settings import Alignment, Batches, Learner, Meter, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, preserve, preserve_rng_and_modes
 
@@ -52,16 +52,16 @@ class Aligner(Meter):
             direction = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters]
             extra = snapshot.bytes + sum(tensor.nbytes for tensor in direction)
             self.memory = extra / sum(parameter.nbytes for parameter in self._parameters)
-            for batch in dev:
-                base.append(self._dev_backward(batch))
-                weight = self._weight(_norm(self._gradients()), len(dev))
+            for target in (targets := targets_of(dev)):
+                base.append(self._dev_backward([batch for batch in dev if batch.target == target]))
+                weight = self._weight(_norm(self._gradients()), len(targets))
                 for kept, gradient in zip(direction, self._gradients(), strict=True):
                     kept.addcmul_(gradient, weight)
             for dataset in datasets:
                 with snapshot.restored():
                     self._train_backward(batches(dataset), seed)
                     pairs.append(_pair(self._train_gradients(), direction))
-        return self._gather(datasets, dev, base, pairs)
+        return self._gather(datasets, targets, base, pairs)
 
     def _train_backward(self, batches: Iterable[Any], seed: int) -> None:
         self._learner.modules.zero_grad()
@@ -70,15 +70,18 @@ class Aligner(Meter):
             torch.manual_seed(seed + number)
             self._learner.backward(batch)
 
-    def _dev_backward(self, batch: DevBatch) -> Tensor:
-        """Compute the gradient of the metric, in the direction to be minimised, and return its value."""
+    def _dev_backward(self, batches: Sequence[DevBatch]) -> Tensor:
+        """Compute the gradient of the metric of a target, in the direction to be minimised, and return its value."""
         self._learner.modules.zero_grad()
         self._learner.modules.eval()
-        mean = self._metric.values(self._learner.model, batch).float().mean()
-        if not mean.requires_grad:
-            raise RecipeError("an alignment needs a differentiable metric")
-        (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
-        return mean.detach()
+        total = torch.zeros(())
+        for batch in batches:
+            mean = self._metric.values(self._learner.model, batch).float().mean() / len(batches)
+            if not mean.requires_grad:
+                raise RecipeError("an alignment needs a differentiable metric")
+            (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
+            total = total.to(mean.device) + mean.detach()
+        return total
 
     def _gradients(self) -> Iterator[Tensor]:
         """Yield the gradient of each parameter in fp32; a scalar zero for one without."""
@@ -105,17 +108,18 @@ class Aligner(Meter):
         return 1 / (targets * torch.where(norm == 0, 1.0, norm))
 
     def _gather(
-        self, datasets: Sequence[int], dev: Sequence[DevBatch], base: list[Tensor], pairs: list[Pair]
+        self, datasets: Sequence[int], targets: list[str], base: list[Tensor], pairs: list[Pair]
     ) -> Influences:
         # The only synchronisation with the device.
         numbers = self._learner.agree(torch.stack([*base, *(number for pair in pairs for number in pair)]))
         found: Array = numbers.double().cpu().numpy()
-        before, dots, norms = found[: len(dev)], found[len(dev) :: 2], found[len(dev) + 1 :: 2]
+        before, dots, norms = found[: len(base)], found[len(base) :: 2], found[len(base) + 1 :: 2]
         positions = np.array(datasets, np.int64)
         finite = np.isfinite(dots) & np.isfinite(norms) & np.isfinite(before).all()
         values = self._scores(dots[finite], norms[finite])[:, None]
-        together = "+".join(batch.target for batch in dev)
-        return Influences(positions[finite], positions[~finite], [together], np.array([before.mean()]), [values])
+        return Influences(
+            positions[finite], positions[~finite], ["+".join(targets)], np.array([before.mean()]), [values]
+        )
 
     def _scores(self, dots: Array, norms: Array) -> Array:
         if self._alignment.score == "projection":

@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class DevBatch:
-    """The rows of one target in a round."""
+    """Rows of a target whose queries are compared with each other's passages; a round may have several of a target."""
 
     target: str
     pieces: Sequence[Piece]
@@ -73,11 +73,21 @@ class Metric:
     score: Callable[[Tensor, DevBatch], Tensor] | None = None
 
     def evaluate(self, model: nn.Module, batches: Sequence[DevBatch]) -> list[Tensor]:
-        """Return the values of several targets, in as few forward passes as fit without gradients."""
+        """Return the values of each target, in as few forward passes as fit without gradients."""
         if self.score is None:
-            return [self.values(model, batch) for batch in batches]
-        scored = score_batches(model, batches, PIECES_PER_PASS)
-        return [self.score(scores, batch) for scores, batch in zip(scored, batches, strict=True)]
+            values = [self.values(model, batch) for batch in batches]
+        else:
+            scored = score_batches(model, batches, PIECES_PER_PASS)
+            values = [self.score(scores, batch) for scores, batch in zip(scored, batches, strict=True)]
+        found: dict[str, list[Tensor]] = {}
+        for batch, own in zip(batches, values, strict=True):
+            found.setdefault(batch.target, []).append(own)
+        return [torch.cat(parts) for parts in found.values()]
+
+
+def targets_of(batches: Sequence[DevBatch]) -> list[str]:
+    """Return the targets of dev batches, each once."""
+    return list(dict.fromkeys(batch.target for batch in batches))
 
 
 def info_nce_metric(temperature: float = 0.02, *, hard_negatives: bool = False) -> Metric:

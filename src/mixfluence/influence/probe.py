@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from mixfluence.errors import RecipeError
 from mixfluence.influence.influences import Influences, combined_gain, gather
-from mixfluence.influence.metrics import DevBatch, Metric
+from mixfluence.influence.metrics import DevBatch, Metric, targets_of
 from mixfluence.influence.settings import Batches, Learner, Meter, Probe, Reptile, refuse_without_moments
 from mixfluence.influence.snapshot import Snapshot, explain_out_of_memory, local, preserve_rng_and_modes, release
 
@@ -51,7 +51,7 @@ class Prober(Meter):
 
         A probe takes one step per batch; without batches its influence is exactly zero.
         """
-        targets = [batch.target for batch in dev]
+        targets = targets_of(dev)
         if not datasets:
             with preserve_rng_and_modes(self._learner.modules):
                 return gather(datasets, targets, self._agreed(self._evaluate(dev)), [], self._sign)

@@ -75,7 +75,9 @@ class ProbeRunner:
         dev_negatives = dict.fromkeys(dev, 0)
         if self._metric.hard_negatives:
             dev_negatives = dev_negatives_per_row(dev, trainer.num_negatives)
-        self._dev_sizes = {name: min(probe.dev_batch_size, rows.distinct_positives) for name, rows in dev.items()}
+        self._largest = {name: rows.largest_batch for name, rows in dev.items()}
+        wanted_rows = {name: min(probe.dev_batch_size, len(rows)) for name, rows in dev.items()}
+        self._dev_sizes = {name: sum(_parts(rows, self._largest[name])) for name, rows in wanted_rows.items()}
         self._dev_rows = MixtureRows(dev, dev_negatives)
         # Opened again for rounds without probes, which are compared with each other and so need the same rows.
         self._open_dev = partial(self._open, dev, dev_negatives, DEV_ROWS)
@@ -177,16 +179,21 @@ class ProbeRunner:
         return sorted(shuffled[: self._probing.measured(len(possible))].tolist())
 
     def _dev_batches(self, streams: Sequence[RowStream]) -> list[DevBatch]:
-        """Draw rows of every dev set, in pieces of at most a training batch, which is known to fit in memory."""
+        """Draw rows of every dev set."""
         batches = []
         # Guards are compared with the start, and so need the same rows in every round.
         same = self._open_dev() if self._strategy.guards else streams
-        for number, (name, size) in enumerate(self._dev_sizes.items()):
-            rows = (same if name in self._strategy.guards else streams)[number].take(size)
-            pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
-            inputs = [self._learner.place(self._collate(self._dev_rows.batch(number, piece))) for piece in pieces]
-            batches.append(DevBatch(name, [Piece(*self._trainer.collect_features(piece)) for piece in inputs]))
+        for number, (name, rows) in enumerate(self._dev_sizes.items()):
+            stream = (same if name in self._strategy.guards else streams)[number]
+            parts = _parts(rows, self._largest[name])
+            batches += [DevBatch(name, self._pieces(number, stream.take(size))) for size in parts]
         return batches
+
+    def _pieces(self, number: int, rows: Rows) -> list[Piece]:
+        """Return rows of a dev set in pieces of at most a training batch, which is known to fit in memory."""
+        pieces = np.array_split(rows, math.ceil(len(rows) / self._trainer.args.train_batch_size))
+        inputs = [self._learner.place(self._collate(self._dev_rows.batch(number, piece))) for piece in pieces]
+        return [Piece(*self._trainer.collect_features(piece)) for piece in inputs]
 
     def _refuse_unfit(self, name: str, number: int, rows: Rows) -> None:
         """Refuse a dev set that the metric cannot be computed on."""
@@ -251,6 +258,12 @@ class TrainerLearner:
             for part in gathering:
                 part.gather_across_devices = False
             yield
+
+
+def _parts(rows: int, largest: int) -> list[int]:
+    """Return the sizes of the batches of a dev set: several if few of its rows can be in one, as with few answers."""
+    size = min(rows, largest)
+    return [size] * (rows // size)
 
 
 def describe(influences: Influences, facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
