@@ -127,8 +127,8 @@ class Measurement(Section):
 
     Attributes:
         batch_size: Rows per batch; the training batch if None.
-        dev_batch_size: Rows of each target per round, of which no two in a batch share a query or an answer: if few can
-            be together, there are several batches.
+        dev_batch_size: Rows of each target per round. No two in a batch share a query or an answer; if few rows can be
+            together, there are several batches.
         metric: A name in `METRICS`, such as `info-nce` or `training-loss`, or a `Metric` of your own.
     """
 
