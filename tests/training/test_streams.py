@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mixfluence.training.streams import LOOKAHEAD, PartStream, Rows, RowStream, StreamState
+from mixfluence.training.streams import MOST_WAITING, PartStream, Rows, RowStream, StreamState
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +105,7 @@ def test_a_popular_answer_of_a_large_dataset_does_not_crowd_out_the_others() -> 
     stream = stream_of(keys)
     sizes = [len(stream.take(count)) for _ in range(1_200)]
     assert min(sizes) == count
-    assert len(stream.state.waiting) <= LOOKAHEAD
+    assert len(stream.state.waiting) <= MOST_WAITING * count
 
 
 @given(quarrelsome_rows(), st.integers(1, 8), st.integers(0, 5))
@@ -151,7 +151,7 @@ def test_how_many_rows_wait_is_bounded(share: float) -> None:
         rows = stream.take(count)
         assert len(rows) >= 1
         assert_no_false_negative(keys[rows].tolist())
-        assert len(stream.state.waiting) <= LOOKAHEAD + 2 * count
+        assert len(stream.state.waiting) <= MOST_WAITING * count
 
 
 @st.composite

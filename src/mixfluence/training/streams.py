@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
 TextKeys = Callable[[Rows], NDArray[np.uint64]]
-# Rows that may wait for a later batch: all of a small dataset, yet few enough to store in a checkpoint.
+# Rows that are read in vain for one batch: all of a small dataset.
 LOOKAHEAD = 4_096
+# Rows that may wait, in batches: every waiting row is tried for every batch.
+MOST_WAITING = 8
 # Rows shuffled at once: shuffling a few takes as long as shuffling a thousand.
 BLOCK = 8_192
 FEISTEL_ROUNDS = 6
@@ -126,7 +128,7 @@ class RowStream:
             candidates = self._shuffled(position, wanted)
             # Rows left over when the batch is full are read again later instead of waiting.
             position += wanted - len(batch.add(candidates, self._text_keys(candidates)))
-        self.state = StreamState(position, _each_once((*batch.postponed, *rest))[:LOOKAHEAD])
+        self.state = StreamState(position, _each_once((*batch.postponed, *rest))[: MOST_WAITING * count])
         return np.array(batch.rows, np.int64)
 
     def _shuffled(self, start: int, count: int) -> Rows:
