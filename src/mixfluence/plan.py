@@ -209,7 +209,7 @@ def _plan_stage(
         first_update=updates[0] if updates else None,
         update_cost=cost(rows),
         dev_batch_size=rows,
-        concerns=list(_concerns_of_updates(stage, updates, warmup_steps, cost(rows), strategy)),
+        concerns=list(_concerns_of_updates(stage, updates, warmup_steps, cost(rows), rows, strategy)),
     )
 
 
@@ -255,8 +255,9 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
 
 
 def _concerns_of_updates(
-    stage: Stage, updates: Sequence[int], warmup_steps: int, cost: float, strategy: Strategy
+    stage: Stage, updates: Sequence[int], warmup_steps: int, cost: float, rows: int, strategy: Strategy
 ) -> Iterator[str]:
+    assert strategy.probing is not None
     if not updates:
         yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
     elif updates[0] < warmup_steps:
@@ -267,6 +268,9 @@ def _concerns_of_updates(
     if (total := len(updates) * cost) > limit:
         allowed = f"more than the {limit:,.1f} of strategy.budget"
         yield f"one update costs {total:,.1f} training steps, {allowed}: raise it, or train for more steps"
+    elif updates and rows < (wanted := strategy.probing.method.dev_batch_size):
+        few = f"strategy.budget leaves {len(updates):,} updates on {rows} rows of each dev set instead of {wanted}"
+        yield f"{few}: raise it, train for more steps, or measure fewer datasets at a time with strategy.subset"
 
 
 def _batch_rows(recipe: Recipe, train: Mapping[str, int], processes: int, batch_size: int | None = None) -> Vector:

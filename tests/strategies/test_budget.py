@@ -89,6 +89,8 @@ def test_a_plan_warns_if_one_round_exceeds_the_budget(recipe_path: Path) -> None
 
     assert len(warnings("budget: 0.01")) == 1
     assert warnings("budget: 10.0") == warnings("update_every: 2") == []
+    (few_rows,) = warnings("budget: 0.75, update_every: 1")
+    assert "16 rows" in few_rows
 
 
 def test_a_budget_is_the_default_of_inf_dds_alone() -> None:
