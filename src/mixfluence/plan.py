@@ -25,6 +25,8 @@ TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
 # Parameters of the reference model that a stage is trained against.
 AGAINST_MEMORY = 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
+# Of the dev rows that an update asks for, those that a budget should leave.
+LEAST_ROWS = 1 / 4
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
 
@@ -209,7 +211,7 @@ def _plan_stage(
         first_update=updates[0] if updates else None,
         update_cost=cost(rows),
         dev_batch_size=rows,
-        concerns=list(_concerns_of_updates(stage, updates, warmup_steps, cost(rows), rows, strategy)),
+        concerns=list(_concerns_of_updates(stage, updates, warmup_steps, cost(rows), strategy)),
     )
 
 
@@ -255,9 +257,8 @@ def _updates(strategy: Strategy, steps: int, warmup_steps: int) -> Iterator[int]
 
 
 def _concerns_of_updates(
-    stage: Stage, updates: Sequence[int], warmup_steps: int, cost: float, rows: int, strategy: Strategy
+    stage: Stage, updates: Sequence[int], warmup_steps: int, cost: float, strategy: Strategy
 ) -> Iterator[str]:
-    assert strategy.probing is not None
     if not updates:
         yield f"no update happens in the {stage.steps:,} steps of the {stage.name} stage"
     elif updates[0] < warmup_steps:
@@ -268,9 +269,6 @@ def _concerns_of_updates(
     if (total := len(updates) * cost) > limit:
         allowed = f"more than the {limit:,.1f} of strategy.budget"
         yield f"one update costs {total:,.1f} training steps, {allowed}: raise it, or train for more steps"
-    elif updates and rows < (wanted := strategy.probing.method.dev_batch_size):
-        few = f"strategy.budget leaves {len(updates):,} updates on {rows} rows of each dev set instead of {wanted}"
-        yield f"{few}: raise it, train for more steps, or measure fewer datasets at a time with strategy.subset"
 
 
 def _batch_rows(recipe: Recipe, train: Mapping[str, int], processes: int, batch_size: int | None = None) -> Vector:
@@ -298,10 +296,18 @@ def _concerns(plan: Plan) -> Iterator[str]:
         yield f"there is one training set, so {plan.recipe.strategy.name} decides nothing: write strategy: static"
     for stage in plan.stages:
         yield from stage.concerns
+    yield from _of_dev_sets(plan)
+
+
+def _of_dev_sets(plan: Plan) -> Iterator[str]:
     wanted = max(stage.dev_batch_size for stage in plan.stages)
     for name, rows in plan.guides.items():
         if rows < wanted:
             yield f"dev set {name}: {rows:,} rows guide sampling, fewer than the {wanted:,} that an update asks for"
+    probing, most = plan.recipe.strategy.probing, max(plan.guides.values(), default=0)
+    if probing and 0 < wanted <= LEAST_ROWS * min(probing.method.dev_batch_size, most):
+        left = f"strategy.budget leaves {wanted} rows of each dev set for an update"
+        yield f"{left}: raise it, train for more steps, or set strategy.subset to measure fewer datasets at a time"
 
 
 def _of_this_machine(plan: Plan) -> Iterator[str]:

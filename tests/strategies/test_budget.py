@@ -89,8 +89,20 @@ def test_a_plan_warns_if_one_round_exceeds_the_budget(recipe_path: Path) -> None
 
     assert len(warnings("budget: 0.01")) == 1
     assert warnings("budget: 10.0") == warnings("update_every: 2") == []
-    (few_rows,) = warnings("budget: 0.75, update_every: 1")
-    assert "16 rows" in few_rows
+
+
+def test_a_plan_warns_if_a_budget_leaves_few_rows(recipe_path: Path) -> None:
+    source = f"{{path: {recipe_path.parent / 'data' / 'big'}, split: train}}"
+    plans = [
+        plan_run(
+            load_recipe(
+                recipe_path, ["dev={big: " + source + "}", "selection=null", f"strategy={{name: inf-dds, {more}}}"]
+            )
+        )
+        for more in ("warmup_steps: 2, budget: 0.5, update_every: 1", "warmup_steps: 2, update_every: 1")
+    ]
+    assert [plan.stages[0].dev_batch_size for plan in plans] == [16, 128]
+    assert [any("leaves 16 rows" in concern for concern in plan.concerns) for plan in plans] == [True, False]
 
 
 def test_a_budget_is_the_default_of_inf_dds_alone() -> None:
