@@ -184,20 +184,27 @@ def test_no_dataset_is_read_beyond_the_epoch_limit(static: SentenceTransformer, 
         build(static, arguments(tmp_path, max_steps=12), strategy=Static(init=only_far, max_epochs=1)).train()
 
 
-def test_a_small_dataset_trains_with_smaller_batches_and_says_so(static: SentenceTransformer, tmp_path: Path) -> None:
+def test_a_small_dataset_trains_with_smaller_batches_and_says_so(
+    static: SentenceTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     few = Dataset.from_dict(
         {"anchor": [f"w{i}" for i in range(20)], "positive": [f"w{100 + i % 3}" for i in range(20)]}
     )
     one = Dataset.from_dict({"anchor": ["w30"], "positive": ["w31"]})
-    datasets = {"few": few, "one": one, **pool()}
+    asked = Dataset.from_dict(
+        {"anchor": [f"w{i % 2}" for i in range(20)], "positive": [f"w{40 + i}" for i in range(20)]}
+    )
+    datasets = {"few": few, "one": one, "asked": asked, **pool()}
     args = arguments(tmp_path, max_steps=24)
     trainer = build(static, args, train_dataset=datasets, strategy=Static(init=Weights(dict.fromkeys(datasets, 1))))
     trainer.train()
     described, *lines = read_trace(tmp_path / "trace.jsonl")
-    assert [facts["batch_size"] for facts in described["datasets"].values()] == [3, 1, 4, 4]
+    assert [facts["batch_size"] for facts in described["datasets"].values()] == [3, 1, 2, 4, 4]
     assert described["datasets"]["few"]["distinct_positives"] == 3
     seen = {(dataset, rows) for line in lines for dataset, rows in zip(line["trained"], line["rows"], strict=True)}
-    assert seen == {(0, 3), (1, 1), (2, 4), (3, 4)}
+    assert seen == {(0, 3), (1, 1), (2, 2), (3, 4), (4, 4)}
+    said = [record.getMessage() for record in caplog.records if "its batches have" in record.getMessage()]
+    assert [message.partition(":")[0] for message in said] == ["few", "one", "asked"]
 
 
 # What reaches a dataset.

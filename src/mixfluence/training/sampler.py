@@ -168,8 +168,8 @@ def build_sampler(
         own = list(parts[name].values())
         streams.append(PartStream(*order, own, least=sizes[name]) if own else RowStream(*order))
         if sizes[name] < wanted[name] * args.world_size and args.process_index == 0:
-            found, most = counted(rows.distinct_positives, "distinct positive"), counted(sizes[name], "row")
-            logger.warning("%s: only %s, so its batches have %s", name, found, most)
+            most = counted(sizes[name], "row")
+            logger.warning("%s: its batches have %s, because no two may share a query or a positive", name, most)
         if sizes[name] == 1 and not negatives[name]:
             logger.warning("%s: batches of one row without hard negatives leave nothing to compare with", name)
     per_epoch, epochs = args.max_steps * args.gradient_accumulation_steps, 1
@@ -206,10 +206,8 @@ def probabilities(strategy: Strategy, datasets: int, progress: float = 0.0) -> V
 
 
 def batch_sizes(wanted: Mapping[str, int], world: int, tokenised: Mapping[str, TokenisedRows]) -> dict[str, int]:
-    """Return rows per draw over all processes, given rows per process: no more than there are distinct positives."""
-    return {
-        name: max(1, min(wanted[name], rows.distinct_positives // world)) * world for name, rows in tokenised.items()
-    }
+    """Return rows per draw over all processes, given rows per process: no more than can be in one batch."""
+    return {name: max(1, min(wanted[name], rows.largest_batch // world)) * world for name, rows in tokenised.items()}
 
 
 def data_seed(args: SentenceTransformerTrainingArguments) -> int:
