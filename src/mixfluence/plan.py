@@ -25,8 +25,8 @@ TRAINING_MEMORY, EXCHANGE_MEMORY = 4.0, 1.0
 # Parameters of the reference model that a stage is trained against.
 AGAINST_MEMORY = 1.0
 MOST_EPOCHS, LEAST_SHARE = 20, 1e-6
-# Of the dev rows that an update asks for, those that a budget should leave.
-LEAST_ROWS = 1 / 4
+# A budget that leaves no more than this part of the dev rows that an update asks for is worth a warning.
+FEW_ROWS = 1 / 4
 # Points at which a schedule of weights is sampled.
 POINTS = 1_000
 
@@ -305,7 +305,7 @@ def _of_dev_sets(plan: Plan) -> Iterator[str]:
         if rows < wanted:
             yield f"dev set {name}: {rows:,} rows guide sampling, fewer than the {wanted:,} that an update asks for"
     probing, most = plan.recipe.strategy.probing, max(plan.guides.values(), default=0)
-    if probing and 0 < wanted <= LEAST_ROWS * min(probing.method.dev_batch_size, most):
+    if probing and 0 < wanted <= FEW_ROWS * min(probing.method.dev_batch_size, most):
         left = f"strategy.budget leaves {wanted} rows of each dev set for an update"
         yield f"{left}: raise it, train for more steps, or set strategy.subset to measure fewer datasets at a time"
 

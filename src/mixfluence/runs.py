@@ -236,8 +236,8 @@ def _upgrade(recipe: dict[str, Any]) -> None:
         return
     if (strategy.get("probe") or {}).get("snapshot") == "host":
         strategy["probe"]["snapshot"] = "cpu"
-    dropped = dict(focus=1.0, ridge=1.0, subset_by="random", optimizer="adam", aggregate="mean", lookahead=False)
-    dropped["name"] = "trial"
+    dropped = dict(focus=1.0, ridge=1.0, subset_by="random", optimizer="adam", aggregate="mean")
+    dropped |= dict(lookahead=False, name="trial")
     for section in (strategy, *(strategy.get(key) or {} for key in ("rule", "probe", "alignment"))):
         for key in [key for key, default in dropped.items() if section.get(key) == default]:
             del section[key]

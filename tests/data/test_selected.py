@@ -43,7 +43,7 @@ def read(table: TokenTable, numbers: np.ndarray) -> list[list[int]]:
 
 
 def assert_alike(found: TokenisedRows, expected: TokenisedRows, rows: np.ndarray) -> None:
-    for fact in ("distinct_positives", "least_negatives", "most_negatives", "has_scores"):
+    for fact in ("distinct_positives", "largest_batch", "least_negatives", "most_negatives", "has_scores"):
         assert getattr(found, fact) == getattr(expected, fact)
     assert len(found) == len(expected)
     assert found.queries.layout == expected.queries.layout

@@ -147,12 +147,12 @@ class TokenisedRows:
     @cached_property
     def distinct_positives(self) -> int:
         """How many different positives there are; a batch cannot have more rows."""
-        return len(np.unique(self._passage_keys[self._starts[:-1]]))
+        return _count_distinct(self._passages[self._starts[:-1]])
 
     @cached_property
     def largest_batch(self) -> int:
         """How many rows there are of which no two share a query or a positive, at most."""
-        return min(self.distinct_positives, len(np.unique(self._anchor_keys)))
+        return min(self.distinct_positives, _count_distinct(self.anchors))
 
     @cached_property
     def least_negatives(self) -> int:
@@ -211,6 +211,11 @@ class SelectedRows(TokenisedRows):
 
     def __reduce__(self) -> tuple[type[TokenisedRows], tuple[Any, ...]]:
         return SelectedRows, self._selection
+
+
+def _count_distinct(places: Places) -> int:
+    # `np.unique` takes thirty times as long: 14 s for 20 million.
+    return 1 + int(np.count_nonzero(np.diff(np.sort(places))))
 
 
 def open_array(path: Path) -> Any:

@@ -74,14 +74,14 @@ class Aligner(Meter):
         """Compute the gradient of the metric of a target, in the direction to be minimised, and return its value."""
         self._learner.modules.zero_grad()
         self._learner.modules.eval()
-        total = torch.zeros(())
+        means = []
         for batch in batches:
             mean = self._metric.values(self._learner.model, batch).float().mean() / len(batches)
             if not mean.requires_grad:
                 raise RecipeError("an alignment needs a differentiable metric")
             (-mean if self._metric.higher_is_better else mean).backward()  # type: ignore[no-untyped-call]
-            total = total.to(mean.device) + mean.detach()
-        return total
+            means.append(mean.detach())
+        return torch.stack(means).sum()
 
     def _gradients(self) -> Iterator[Tensor]:
         """Yield the gradient of each parameter in fp32; a scalar zero for one without."""
